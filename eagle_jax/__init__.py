@@ -1,0 +1,54 @@
+"""EAGLE in JAX: block completion, least squares and Nystrom extrapolation by matrix products alone.
+
+Importing computes nothing and changes no configuration.
+"""
+
+import warnings as _warnings
+
+import jaxlib.version as _jaxlib_version
+
+from eagle_jax.blocks import Blocks
+from eagle_jax.schedules import EMERGENT, PAPER, FixedSteps
+from eagle_jax.solution import Solution, SolveError, Stats, Status, raise_if_failed
+from eagle_jax.solve import Prepared, Trajectory, estimate, lstsq, prepare, solve, trajectory
+from eagle_jax.spectral import condition_number, diversity_index
+from eagle_jax.update import State, update, update_estimate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EMERGENT",
+    "PAPER",
+    "Blocks",
+    "FixedSteps",
+    "Prepared",
+    "Solution",
+    "SolveError",
+    "State",
+    "Stats",
+    "Status",
+    "Trajectory",
+    "condition_number",
+    "diversity_index",
+    "estimate",
+    "lstsq",
+    "prepare",
+    "raise_if_failed",
+    "solve",
+    "trajectory",
+    "update",
+    "update_estimate",
+]
+
+
+def _warn_if_jaxlib_is_wrong(version: str) -> None:
+    """jaxlib 0.10.2 gives wrong numbers on CPU for a vmapped product followed by a reduction (jax issue 39103)."""
+    if version == "0.10.2":
+        _warnings.warn(
+            "jaxlib 0.10.2 computes wrong numbers on CPU (jax issue 39103); install another version, e.g. jaxlib==0.10.1",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+_warn_if_jaxlib_is_wrong(_jaxlib_version.__version__)

@@ -1,0 +1,77 @@
+"""The block matrix X = [[A, C], [B, D]] and the checks that can be made before tracing."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_SUPPORTED = (np.dtype("float32"), np.dtype("float64"))
+
+
+class Blocks(NamedTuple):
+    """A: d x n, B: d' x n, C: d x n', D: d' x n'; D is the hidden block."""
+
+    A: jax.Array
+    B: jax.Array
+    C: jax.Array
+    D: jax.Array
+
+    @classmethod
+    def split(cls, X, d: int, n: int) -> "Blocks":
+        """Cuts X after d rows and n columns."""
+        return cls(X[..., :d, :n], X[..., d:, :n], X[..., :d, n:], X[..., d:, n:])
+
+    def join(self) -> jax.Array:
+        return jnp.concatenate(
+            [jnp.concatenate([self.A, self.C], -1), jnp.concatenate([self.B, self.D], -1)], -2
+        )
+
+    def mask(self) -> "Blocks":
+        """The solver's view: D set to 0."""
+        return self._replace(D=jnp.zeros_like(self.D))
+
+
+def as_matrices(**named) -> list[jax.Array]:
+    """Each argument as a float matrix, all of one dtype; raises TypeError/ValueError naming the offender."""
+    arrays = [_as_float(name, value) for name, value in named.items()]
+    for name, x in zip(named, arrays, strict=True):
+        if x.ndim != 2:
+            raise ValueError(
+                f"{name} has shape {x.shape}; expected a matrix (2 dimensions). For a batch, use jax.vmap over the leading axes"
+            )
+    first = next(iter(named))
+    for name, x in zip(named, arrays, strict=True):
+        if x.dtype != arrays[0].dtype:
+            raise TypeError(
+                f"{name} is {x.dtype} but {first} is {arrays[0].dtype}; cast one of them so that all dtypes agree"
+            )
+    return arrays
+
+
+def _as_float(name, value) -> jax.Array:
+    if not hasattr(value, "dtype"):
+        value = np.asarray(value)
+    dtype = np.dtype(value.dtype)
+    if np.issubdtype(dtype, np.complexfloating):
+        raise TypeError(
+            f"{name} is {dtype}; complex matrices are not supported. Solve the real problem [[Re, -Im], [Im, Re]] instead"
+        )
+    if dtype not in _SUPPORTED:
+        raise TypeError(
+            f"{name} is {dtype}; expected float32 or float64. Cast it, for example {name}.astype('float32')"
+        )
+    if dtype == np.float64 and not jax.config.jax_enable_x64:
+        raise TypeError(
+            f"{name} is float64 but JAX's 64-bit mode is off, so it would silently become float32; call "
+            f"jax.config.update('jax_enable_x64', True) first, or cast {name} to float32"
+        )
+    return jnp.asarray(value)
+
+
+def check_equal(what: str, left: str, left_size: int, right: str, right_size: int) -> None:
+    if left_size != right_size:
+        raise ValueError(
+            f"{left} has {left_size} {what} but {right} has {right_size}; they must agree "
+            "(A: d x n, B: d' x n, C: d x n')"
+        )

@@ -1,0 +1,309 @@
+"""The default solver: condition A by optimal Updates, and let a Krylov iteration finish the thin blocks.
+
+Everything happens on a fat matrix M (s x l, s <= l) with right-hand sides as rows, in one of two forms:
+
+    least squares   X M ~ rhs     rhs: p x l, X: p x s      (M = A, when A has more columns than rows)
+    minimum norm    X M^T = rhs   rhs: p x s, X: p x l      (M = A^T otherwise)
+
+An Update multiplies M from the left by T = scale (I - eta M M^T). The same factor acts on the right-hand side, so
+X is the same for every M_l and each step may start from the X of the one before. Once M_l is moderately
+conditioned, conjugate residuals on the explicit E = M_l M_l^T (s x s times p rows) are far cheaper than a further
+Update, so the loop alternates: Update, then as many thin iterations as pay. What stops it is the backward error of X
+in the *original* M and rhs, so rounding in the conditioned copies cannot fake convergence.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from eagle_jax.certificate import Errors, backward_error, settled, worst
+from eagle_jax.scaling import power_of_two, step_budget
+from eagle_jax.schedules import CYCLE, LIFT, OPTIMAL
+from eagle_jax.solution import Stats, Status
+from eagle_jax.spectral import energy_bound, norm, safe_divide
+from eagle_jax.update import State, matmul, update, update_energy
+
+# Below this side length a thin batched product costs about as much as a full one, so whole cycles of Updates run
+# between thin solves, and those are short and unrolled.
+_SMALL = 64
+_SMALL_ITERATIONS = 3
+_PROBES = 2
+# Gram matrices of M pay when M is at least this many times wider than high.
+_GRAM_ASPECT = 2
+
+
+class Target(NamedTuple):
+    """The original problem, scaled; what the certificate is measured against."""
+
+    M: jax.Array
+    rhs: jax.Array
+    size: jax.Array  # ||M||_2, from above
+    minimum_norm: bool
+
+
+class Krylov(NamedTuple):
+    z: jax.Array
+    r: jax.Array
+    p: jax.Array
+    rE: jax.Array
+    pE: jax.Array
+    energy: jax.Array  # <r E, r>
+
+
+def conjugate_residuals(multiply, r, needed, budget, blind):
+    """Rows z with z E ~ r. Returns (Krylov state, iterations, slow); multiply(r) = (r E, <r E, r>).
+
+    Conjugate residuals and not conjugate gradients: r may have a part in the null space of E, which minimising the
+    residual leaves alone. Stops when the energy <r E, r> has fallen by `needed` (at most 1e-8, where restarting on a
+    fresh residual is wiser), or when the pace so far predicts more than `budget` iterations (`slow`).
+    A budget of None is for small problems: a few iterations, unrolled. Directions that E shrinks by more than
+    `blind` are rounding noise to it; dividing by that would fill z with noise, so they are left out.
+    """
+    rE, energy0 = multiply(r)
+    state = Krylov(jnp.zeros_like(r), r, r, rE, rE, energy0)
+
+    def iterate(state):
+        z, r, p, rE, pE, energy = state
+        size = _rows(pE, pE)
+        alpha = jnp.where(size > blind**2 * _rows(p, p), safe_divide(energy, size), 0)
+        z, r = z + alpha * p, r - alpha * pE
+        rE, fresh = multiply(r)
+        beta = safe_divide(fresh, energy)
+        return Krylov(z, r, r + beta * p, rE, rE + beta * pE, fresh)
+
+    if budget is None:
+        for _ in range(_SMALL_ITERATIONS):
+            state = iterate(state)
+        return state, jnp.asarray(_SMALL_ITERATIONS, jnp.int32), jnp.asarray(False)
+
+    drop = jnp.maximum(needed, 1e-8).astype(r.dtype)
+
+    def reduction(state):
+        return jnp.sqrt(worst(safe_divide(state.energy, energy0)))
+
+    def more(carry):
+        state, i = carry
+        reduced = reduction(state)
+        predicted = i * jnp.log(needed) / jnp.minimum(jnp.log(reduced), -1e-6)
+        return (reduced > drop) & (i < budget) & ((i < 8) | (predicted < budget))
+
+    state, i = lax.while_loop(more, lambda c: (iterate(c[0]), c[1] + 1), (state, jnp.asarray(0, jnp.int32)))
+    return state, i, reduction(state) > drop
+
+
+def by_energy(E):
+    """r -> (r E, <r E, r>), one small product."""
+
+    def multiply(r):
+        rE = matmul(r, E)
+        return rE, jnp.maximum(_rows(r, rE), 0)
+
+    return multiply
+
+
+def by_factor(M):
+    """The same through M: <r E, r> = ||r M||^2 stays accurate when r is mostly in the null space of E = M M^T."""
+
+    def multiply(r):
+        rM = matmul(r, M)
+        return matmul(rM, M.T), _rows(rM, rM)
+
+    return multiply
+
+
+def _rows(x, y):
+    return jnp.sum(x * y, axis=-1, keepdims=True)
+
+
+class Carry(NamedTuple):
+    M: jax.Array  # conditioned copies of M and rhs
+    rhs: jax.Array
+    probe: jax.Array  # random rows, times what M has been multiplied by
+    E: jax.Array  # M M^T
+    X: jax.Array  # the best so far
+    errors: Errors  # of X, in the original problem
+    done: jax.Array
+    inconsistent: jax.Array  # rhs has a part that M cannot reach
+    growth: jax.Array  # by which small singular values have been raised
+    steps: jax.Array
+    inner: jax.Array
+    best_step: jax.Array
+
+
+def condition_and_solve(target: Target, E, X, errors, rtol, max_steps: int) -> Carry:
+    """Alternates optimal Updates of (M, rhs) with thin Krylov solves until X has converged."""
+    M, rhs, size, minimum_norm = target
+    dtype, s = M.dtype, M.shape[0]
+    small = s < _SMALL
+    budget = None if small else s // 3
+    aim = rtol / 4
+
+    def attempt(c: Carry):
+        """One thin solve in the conditioned problem, judged in the original one."""
+        R = c.rhs - matmul(c.X, c.M.T if minimum_norm else c.M)
+        r = R if minimum_norm else matmul(R, c.M.T)
+        needed = aim / c.errors.backward
+        blind = jnp.minimum(4 * jnp.finfo(dtype).eps * s**0.5 * c.growth, 1e-3).astype(dtype)
+        if not minimum_norm or small:
+            multiply = by_factor(c.M) if minimum_norm else by_energy(c.E)
+            krylov, i, slow = conjugate_residuals(multiply, r, needed, budget, blind)
+        else:
+            krylov, i, slow = lax.cond(
+                c.inconsistent,
+                lambda: conjugate_residuals(by_factor(c.M), r, needed, budget, blind),
+                lambda: conjugate_residuals(by_energy(c.E), r, needed, budget, blind),
+            )
+        z = krylov.z
+        if small and not minimum_norm:
+            # A cycle may have raised null-space noise far more than the data needed. E is near a projector by now,
+            # so z - z (I - E)^3 keeps what z has in the range and drops the rest.
+            rest = z
+            for _ in range(3):
+                rest = rest - matmul(rest, c.E)
+            z = z - rest
+        X = c.X + (matmul(z, c.M) if minimum_norm else z)
+        errors, _, _ = backward_error(M, rhs, X, size, minimum_norm)
+        if minimum_norm:
+            stationary = safe_divide(jnp.sqrt(krylov.energy[:, 0]), norm(krylov.r, -1))
+        else:
+            R = R - matmul(z, c.M)
+            stationary = safe_divide(norm(matmul(R, c.M.T), -1), norm(R, -1))
+        enough = settled(errors, worst(stationary), c.growth, rtol)
+        better = (errors.merit < 0.7 * c.errors.merit) | enough
+        worthwhile = (
+            ~slow & (errors.merit < (1e-3 if small else 0.1) * c.errors.merit) & (errors.backward > aim)
+        )
+        return c._replace(
+            X=jnp.where(better, X, c.X),
+            errors=jax.tree.map(lambda new, old: jnp.where(better, new, old), errors, c.errors),
+            done=c.done | enough | (better & (errors.backward <= rtol)),
+            inconsistent=c.inconsistent | jnp.any(norm(krylov.rE, -1) < 1e-6 * norm(krylov.r, -1)),
+            inner=c.inner + i,
+            best_step=jnp.where(better, c.steps, c.best_step),
+        ), worthwhile
+
+    def refine(c: Carry) -> Carry:
+        return lax.while_loop(lambda t: t[1], lambda t: attempt(t[0]), (c, ~c.done))[0]
+
+    def step(c: Carry, scale, eta) -> Carry:
+        new = update(_as_state(c, minimum_norm), 1.0, eta, eta, energy=c.E)
+        M, C = scale * new.A, scale * new.C.T
+        rhs = C[_PROBES:] if minimum_norm else scale * new.B
+        return c._replace(
+            M=M, rhs=rhs, probe=C[:_PROBES], E=matmul(M, M.T), growth=c.growth * scale, steps=c.steps + 1
+        )
+
+    def advance(c: Carry) -> Carry:
+        if not small:
+            return step(c, *LIFT)
+        scales, etas = (jnp.asarray(v, dtype) for v in zip(*CYCLE[:max_steps], strict=True))
+        return lax.fori_loop(0, len(scales), lambda i, c: step(c, scales[i], etas[i]), c)
+
+    zero, one = jnp.asarray(0, jnp.int32), jnp.ones((), dtype)
+    probe = jnp.asarray(np.random.default_rng(1).standard_normal((_PROBES, s)), dtype)
+    converged, consistent = errors.backward <= rtol, jnp.asarray(False)
+    start = Carry(
+        M / size, rhs / size, probe, E / size**2, X, errors, converged, consistent, one, zero, zero, zero
+    )
+    return lax.while_loop(
+        lambda c: ~c.done & (c.steps < max_steps),
+        lambda c: refine(advance(c)),
+        start if small else refine(start),
+    )
+
+
+def _as_state(c: Carry, minimum_norm) -> State:
+    """What has to move along with A, as Update's blocks: B for least squares, C (with gamma = eta) otherwise."""
+    l, dtype = c.M.shape[1], c.M.dtype
+    columns = jnp.concatenate([c.probe, c.rhs]) if minimum_norm else c.probe
+    B = jnp.zeros((0, l), dtype) if minimum_norm else c.rhs
+    return State(c.M, B, columns.T, jnp.zeros((B.shape[0], columns.shape[0]), dtype))
+
+
+def gram_and_solve(M, rhs, minimum_norm, rtol):
+    """For l >> s: all Updates on the s x s energy, then refinement of X against the original M.
+
+    The energy E = M M^T squares the condition number, so this path only answers when it can prove that E has been
+    conditioned to a multiple of the identity (hence full rank) and when the backward error, measured with M
+    itself, reaches rtol. Returns (X, error, Stats); error is inf if the caller has to take the other path.
+    """
+    dtype, s = M.dtype, M.shape[0]
+    info = jnp.finfo(dtype)
+    E = matmul(M, M.T)
+    top = energy_bound(E)
+    in_range = (top > info.tiny**0.4) & (top < info.max**0.4)
+    top = jnp.where(in_range, top, 1)
+    size = jnp.sqrt(top)
+    scales, etas = (jnp.asarray(v, dtype) for v in zip(*CYCLE, strict=True))
+
+    def spread(E):
+        centre = jnp.trace(E) / s
+        return norm(E - centre * jnp.eye(s, dtype=dtype)) / centre
+
+    def more(c):
+        E, _, growth, _ = c
+        return (spread(E) > 0.5) & (growth < 0.1 / info.eps**0.5) & in_range
+
+    def step(i, c):
+        E, Q, growth, steps = c
+        E, Q = update_energy(E, Q, etas[i])
+        return scales[i] ** 2 * E, scales[i] * Q, growth * scales[i], steps + 1
+
+    start = (E / top, jnp.eye(s, dtype=dtype) / size, jnp.ones((), dtype), jnp.asarray(0, jnp.int32))
+    E, Q, _, steps = lax.while_loop(more, lambda c: lax.fori_loop(0, len(CYCLE), step, c), start)
+    certified = (spread(E) <= 0.5) & in_range  # hence no eigenvalue below half the mean: full rank
+    centre = jnp.trace(E) / s
+
+    def correct(c):
+        X, r, error, _, passes = c
+        z = matmul(matmul(r, Q), Q) / centre
+        new = X + (matmul(z, M) if minimum_norm else z)
+        errors, R, gradient = backward_error(M, rhs, new, size, minimum_norm)
+        new_error, better = errors.backward, errors.backward < error
+        X, kept = jnp.where(better, new, X), jnp.where(better, new_error, error)
+        return X, R if minimum_norm else gradient, kept, new_error < 0.3 * error, passes + 1
+
+    X = jnp.zeros((rhs.shape[0], M.shape[1] if minimum_norm else s), dtype)
+    first = rhs if minimum_norm else matmul(rhs, M.T)
+    carry = (X, first, jnp.asarray(jnp.inf, dtype), jnp.asarray(True), 0)
+    X, _, error, _, passes = lax.while_loop(lambda c: certified & (c[2] > rtol / 4) & c[3], correct, carry)
+    error = jnp.where(certified & (error <= rtol), error, jnp.inf)
+    return X, error, Stats(steps, jnp.asarray(passes, jnp.int32), error, size, size * energy_bound(Q))
+
+
+def least_squares(M, rhs, minimum_norm, rtol, rcond, max_steps):
+    """Least-squares / minimum-norm rows X for a fat M, in any scaling. Returns (X, status, Stats)."""
+    budget = step_budget(OPTIMAL, rcond)
+    limit = budget if max_steps is None else min(max_steps, budget)
+    rhs_scale = power_of_two(jnp.max(jnp.abs(rhs), axis=-1, keepdims=True))
+    scaled_rhs = rhs * rhs_scale
+
+    def run(_):
+        M_scale = power_of_two(jnp.max(jnp.abs(M)))
+        scaled = M * M_scale
+        E = matmul(scaled, scaled.T)
+        size = jnp.sqrt(energy_bound(E))
+        size = jnp.where(size > 0, size, 1)
+        X = jnp.zeros((rhs.shape[0], M.shape[1] if minimum_norm else M.shape[0]), M.dtype)
+        errors, _, _ = backward_error(scaled, scaled_rhs, X, size, minimum_norm)
+        c = condition_and_solve(Target(scaled, scaled_rhs, size, minimum_norm), E, X, errors, rtol, limit)
+        exhausted = jnp.where(c.best_step >= c.steps - 6, Status.RANK_CUTOFF, Status.STAGNATED)
+        exhausted = exhausted if limit == budget else Status.MAX_STEPS
+        status = jnp.where(c.done, Status.CONVERGED, exhausted)
+        condition = jnp.maximum(norm(matmul(c.probe, c.E)) / _PROBES**0.5, 1)
+        return c.X * M_scale, status, Stats(c.steps, c.inner, c.errors.backward, size / M_scale, condition)
+
+    if M.shape[1] >= _GRAM_ASPECT * M.shape[0] and limit == budget:
+        X, error, stats = gram_and_solve(M, scaled_rhs, minimum_norm, rtol)
+        attempt = (X, jnp.asarray(Status.CONVERGED), stats, jnp.isfinite(error))
+        X, status, stats, _ = lax.while_loop(lambda a: ~a[3], lambda a: (*run(a), jnp.asarray(True)), attempt)
+    else:
+        X, status, stats = run(None)
+    X = X / rhs_scale
+    finite = jnp.isfinite(stats.norm) & jnp.all(jnp.isfinite(rhs_scale))
+    status = jnp.where(jnp.all(jnp.isfinite(X)), status, Status.BREAKDOWN)
+    status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)
+    return jnp.where(finite, X, jnp.nan), status, stats

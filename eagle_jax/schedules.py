@@ -1,0 +1,93 @@
+"""Step sizes.
+
+A singular value x of A (scaled so that ||A|| = 1) moves to p(x) = x - eta x^3 in one Update and is then
+rescaled. Constant steps keep (eta, gamma) for ever; the optimal cubic chooses eta from bounds on the spectrum.
+"""
+
+import math
+from typing import NamedTuple
+
+
+class FixedSteps(NamedTuple):
+    """Constant (eta, gamma) with rho = 1/(headroom ||A||_2^2)."""
+
+    eta: float
+    gamma: float
+    headroom: float = 1.0
+
+    @property
+    def contraction(self) -> float:
+        """max of x - eta x^3 over [0, 1]: bounds ||A'||/||A||, exact for eta <= 1/3."""
+        eta = self.eta / self.headroom
+        return 1.0 - eta if eta <= 1 / 3 else 2 / 3 / math.sqrt(3 * eta)
+
+
+PAPER = FixedSteps(1 / 3, 1.0)
+# The trained network ties rho to the largest ||A||^2 of a training batch, not to ||A||^2 of the problem at hand. On
+# a problem whose own norm is used, eta = 1 would erase the leading singular direction; `headroom` stands for the
+# batch. See `python -m experiments.step_sizes`, which measures it.
+EMERGENT = FixedSteps(1.0, 1.92, headroom=3.0)
+OPTIMAL = "optimal"
+
+SCHEDULES = {"optimal": OPTIMAL, "paper": PAPER, "emergent": EMERGENT}
+
+
+def resolve(schedule):
+    """Name, pair or FixedSteps -> FixedSteps or OPTIMAL, with an error that says what is accepted."""
+    if isinstance(schedule, FixedSteps):
+        fixed = schedule
+    elif isinstance(schedule, str):
+        if schedule not in SCHEDULES:
+            raise ValueError(
+                f"schedule={schedule!r} is not known; use one of {sorted(SCHEDULES)} or a pair (eta, gamma)"
+            )
+        if schedule == OPTIMAL:
+            return OPTIMAL
+        fixed = SCHEDULES[schedule]
+    else:
+        try:
+            eta, gamma = (float(v) for v in schedule)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"schedule={schedule!r} is neither a name in {sorted(SCHEDULES)} nor a pair (eta, gamma) of floats"
+            ) from error
+        fixed = FixedSteps(eta, gamma)
+    if not (fixed.eta > 0 and fixed.gamma > 0 and fixed.headroom >= 1):
+        raise ValueError(f"schedule={fixed} needs eta > 0, gamma > 0 and headroom >= 1")
+    return fixed
+
+
+# Fitting the cubic on [0.05, 1] instead of on the unknown true interval costs 3 % of its growth and keeps every
+# singular value that has been lifted lifted; evaluating it 1 % inside the interval absorbs an optimistic norm bound.
+FLOOR = 0.05
+CUSHION = 0.99
+
+
+def optimal_cubic(lower: float) -> tuple[float, float, float]:
+    """(scale, eta, lower') of the cubic scale (x - eta x^3) that maps [lower, 1] into [lower', 1] best.
+
+    Chen & Chow (2014): p(x) = b (1.5 a x - 0.5 a^3 x^3) with a = sqrt(3/(1+l+l^2)), b = 4/(2 + l (1+l) a^3)
+    equioscillates between p(l) and 2 - p(l); dividing by the latter makes 1 the bound again.
+    """
+    a = math.sqrt(3 / (1 + lower + lower**2))
+    b = 4 / (2 + lower * (1 + lower) * a**3)
+    image = b * (1.5 * a * lower - 0.5 * a**3 * lower**3)
+    return CUSHION * 1.5 * a * b / (2 - image), CUSHION**2 * a**2 / 3, CUSHION * image / (2 - image)
+
+
+def _cycle() -> tuple[tuple[float, float], ...]:
+    steps, lower = [], FLOOR
+    while lower < 0.9:
+        scale, eta, lower = optimal_cubic(lower)
+        steps.append((scale, eta))
+    return tuple(steps)
+
+
+# One lifting step; and a whole cycle that takes [FLOOR, 1] to [0.9, 1], to be repeated for what lies below FLOOR.
+LIFT = optimal_cubic(FLOOR)[:2]
+CYCLE = _cycle()
+
+
+def growth_per_step(schedule) -> float:
+    """Factor by which one step raises the small singular values relative to the largest."""
+    return LIFT[0] if schedule == OPTIMAL else 1.0 / schedule.contraction

@@ -1,0 +1,90 @@
+"""What a solver returns: a value, a status that survives jit and vmap, and what was measured on the way."""
+
+import enum
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+
+class Status(enum.IntEnum):
+    """Outcome of a solve. Inside jit it is a traced integer, under vmap one per lane."""
+
+    CONVERGED = 0
+    MAX_STEPS = 1
+    RANK_CUTOFF = 2
+    STAGNATED = 3
+    NONFINITE = 4
+    BREAKDOWN = 5
+
+    @property
+    def message(self) -> str:
+        return _MESSAGES[self]
+
+
+_MESSAGES = {
+    Status.CONVERGED: "converged: the backward error is at most rtol.",
+    Status.MAX_STEPS: "max_steps ran out before the backward error reached rtol; raise max_steps or rtol.",
+    Status.RANK_CUTOFF: (
+        "singular values below rcond*||A|| still carry part of the answer, and rcond forbids resolving them; "
+        "lower rcond to include them, or accept the regularised value."
+    ),
+    Status.STAGNATED: (
+        "rounding stopped the progress before the backward error reached rtol; the best iterate is returned. "
+        "Raise rtol to stats.backward_error, use float64, or rescale the rows of A."
+    ),
+    Status.NONFINITE: "an input holds NaN or Inf; clean A, B, C before solving. The value is all NaN.",
+    Status.BREAKDOWN: (
+        "the iteration or the final rescaling overflowed; use a stable schedule (eta < 1, gamma < 2) or float64."
+    ),
+}
+
+
+class Stats(NamedTuple):
+    """Measured during the solve.
+
+    Attributes:
+      steps: conditioning steps taken, each one Update of A.
+      inner_steps: Krylov iterations on the thin blocks between them (0 for plain schedules).
+      backward_error: residual measure that decided `status`, see `eagle_jax.solve`.
+      norm: estimate of ||A||_2 from above.
+      condition: estimate of ||A||_2 / (smallest singular value that the answer needed).
+    """
+
+    steps: jax.Array
+    inner_steps: jax.Array
+    backward_error: jax.Array
+    norm: jax.Array
+    condition: jax.Array
+
+
+class Solution(NamedTuple):
+    """`value` is the answer, `status` says whether to trust it (see `Status`)."""
+
+    value: jax.Array
+    status: jax.Array
+    stats: Stats
+
+
+class SolveError(RuntimeError):
+    """Raised on the host by `raise_if_failed`."""
+
+
+def raise_if_failed(solution: Solution) -> Solution:
+    """Returns `solution` if every lane converged, otherwise raises `SolveError` with cause and remedy.
+
+    Reads concrete values, so call it outside jit.
+    """
+    if isinstance(solution.status, jax.core.Tracer):
+        raise TypeError(
+            "raise_if_failed needs concrete values but `solution` is traced; "
+            "return the Solution from the jitted function and call raise_if_failed on the result"
+        )
+    status = np.asarray(solution.status)
+    failed = status != Status.CONVERGED
+    if not failed.any():
+        return solution
+    errors = np.asarray(solution.stats.backward_error)[failed]
+    lanes = "" if status.ndim == 0 else f"{failed.sum()} of {status.size} lanes failed; the first: "
+    worst = Status(int(status[failed].flat[0]))
+    raise SolveError(f"{lanes}{worst.name}: {worst.message} (backward error {errors.flat[0]:.1e})")

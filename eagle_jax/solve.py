@@ -1,0 +1,186 @@
+"""The public drivers: solve, estimate, lstsq, prepare, and trajectory."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from eagle_jax import engine, plain
+from eagle_jax.blocks import as_matrices, check_equal
+from eagle_jax.schedules import OPTIMAL, PAPER, resolve
+from eagle_jax.solution import Solution, Stats, Status
+from eagle_jax.spectral import condition_number, norm
+from eagle_jax.update import State, matmul
+
+
+class Settings(NamedTuple):
+    """Static arguments, resolved and checked."""
+
+    rtol: float
+    rcond: float
+    max_steps: int | None
+    schedule: object
+
+
+def solve(A, B, C, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Solution:
+    """Fills in the hidden block of [[A, C], [B, D]]: `value` = D = B A^+ C (d' x n').
+
+    Works under jit, vmap and in float32 or float64; A may have any shape and rank.
+
+    Args:
+      A, B, C: d x n, d' x n and d x n'.
+      rtol: backward error to reach, 32 eps by default (the solver aims at a quarter of it). CONVERGED means that
+        min(||R||/(||A|| ||W|| + ||B||), ||R A^T||/(||A|| ||R||)) <= rtol for R = B - W A and every row of B, measured
+        on the A and B you gave (or the same for A y = C, whichever of B and C is thinner).
+      rcond: singular values below rcond*||A|| need not be resolved; eps*max(d, n) by default. It is a budget of steps
+        and no sharp filter: values within a factor of ten of the cut are damped.
+      max_steps: stop after that many Updates of A.
+      schedule: "optimal" (default), "paper" (eta=1/3, gamma=1), "emergent", or a pair (eta, gamma). Anything but
+        "optimal" runs the paper's plain iteration and stops on the residual of C.
+    """
+    A, B, C = as_matrices(A=A, B=B, C=C)
+    check_equal("columns", "B", B.shape[1], "A", A.shape[1])
+    check_equal("rows", "C", C.shape[0], "A", A.shape[0])
+    return _solve(A, B, C, _settings(A, rtol, rcond, max_steps, schedule))
+
+
+def estimate(A, B, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Solution:
+    """The parameter W* = B A^+ (d' x d) in `value`; the minimum-norm minimiser of ||W A - B||. See `solve`."""
+    A, B = as_matrices(A=A, B=B)
+    check_equal("columns", "B", B.shape[1], "A", A.shape[1])
+    return _estimate(A, B, _settings(A, rtol, rcond, max_steps, schedule))
+
+
+def lstsq(a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Solution:
+    """numpy's orientation: the minimum-norm x that minimises ||a x - b||; a: m x k, b: m or m x p. See `solve`."""
+    b = b if hasattr(b, "ndim") else jnp.asarray(b)
+    vector = b.ndim == 1
+    a, b = as_matrices(a=a, b=b[:, None] if vector else b)
+    if a.shape[0] != b.shape[0]:
+        raise ValueError(
+            f"b has {b.shape[0]} rows but a has {a.shape[0]}; they must agree (a: m x k, b: m or m x p)"
+        )
+    W, status, stats = _estimate(a.T, b.T, _settings(a, rtol, rcond, max_steps, schedule))
+    return Solution(W[0] if vector else W.T, status, stats)
+
+
+class Prepared(NamedTuple):
+    """W* of a fixed (A, B); call it with C, as often as wanted, for D = W* C without conditioning again."""
+
+    estimate: Solution
+
+    def __call__(self, C) -> Solution:
+        W, status, stats = self.estimate
+        (C,) = as_matrices(C=C)
+        check_equal("rows", "C", C.shape[0], "A", W.shape[1])
+        D = matmul(W, C)
+        status = jnp.where(jnp.all(jnp.isfinite(C)) | (status != Status.CONVERGED), status, Status.NONFINITE)
+        return Solution(D, status, stats)
+
+
+def prepare(A, B, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Prepared:
+    """Conditions (A, B) once for many queries: `prepare(A, B)(C)` equals `solve(A, B, C)`."""
+    return Prepared(estimate(A, B, rtol=rtol, rcond=rcond, max_steps=max_steps, schedule=schedule))
+
+
+class Trajectory(NamedTuple):
+    """Iterates of the plain algorithm; entry l of each history is the value after l+1 steps.
+
+    D: steps x d' x n'. residual: ||A_l^T C_l|| / (||A_l|| ||C_l||), 0 once C_l vanishes. C_norm: ||C_l|| / ||C_0||.
+    kappa: condition number of A_l (by SVD).
+    """
+
+    D: jax.Array
+    residual: jax.Array
+    C_norm: jax.Array
+    kappa: jax.Array
+    final: State
+
+
+def trajectory(A, B, C, *, steps: int, schedule="paper") -> Trajectory:
+    """Runs `steps` plain Updates and keeps their history; `schedule` is "paper", "emergent" or (eta, gamma)."""
+    A, B, C = as_matrices(A=A, B=B, C=C)
+    check_equal("columns", "B", B.shape[1], "A", A.shape[1])
+    check_equal("rows", "C", C.shape[0], "A", A.shape[0])
+    fixed = resolve(schedule)
+    if fixed == OPTIMAL:
+        raise ValueError(
+            'trajectory follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)'
+        )
+    return _trajectory(A, B, C, steps, fixed)
+
+
+def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
+    eps = float(jnp.finfo(A.dtype).eps)
+    rtol = 32 * eps if rtol is None else float(rtol)
+    rcond = eps * max(*A.shape, 1) if rcond is None else float(rcond)
+    if not 0 < rtol < 1:
+        raise ValueError(f"rtol={rtol}; expected a number between 0 and 1, or None for 32*eps")
+    if not 0 < rcond < 1:
+        raise ValueError(f"rcond={rcond}; expected a number between 0 and 1, or None for eps*max(A.shape)")
+    if max_steps is not None and max_steps < 1:
+        raise ValueError(f"max_steps={max_steps}; expected a positive integer, or None for what rcond allows")
+    return Settings(rtol, rcond, max_steps, resolve(schedule))
+
+
+@partial(jax.jit, static_argnums=3)
+def _solve(A, B, C, settings: Settings) -> Solution:
+    if settings.schedule != OPTIMAL and 0 not in A.shape:
+        return plain.solve(A, B, C, *settings)
+    if B.shape[0] <= C.shape[1]:
+        return Prepared(_estimate(A, B, settings))(C)
+    transposed = Prepared(_estimate(A.T, C.T, settings))(B.T)
+    return transposed._replace(value=transposed.value.T)
+
+
+@partial(jax.jit, static_argnums=2)
+def _estimate(A, B, settings: Settings) -> Solution:
+    if 0 in A.shape or B.shape[0] == 0:
+        return _empty(jnp.zeros((B.shape[0], A.shape[0]), A.dtype), A, B)
+    if settings.schedule != OPTIMAL:
+        return plain.estimate(A, B, *settings)
+    minimum_norm = A.shape[0] >= A.shape[1]
+    M = A.T if minimum_norm else A
+    solution = Solution(*engine.least_squares(M, B, minimum_norm, *settings[:3]))
+    if settings.max_steps is not None:
+        return solution
+
+    # Rank-deficient A with inconsistent B: null-space noise grows with every Update, and optimal steps overshoot the
+    # point of convergence by more than the paper's short ones.
+    def once_more(carry):
+        old = carry[0]
+        new = plain.estimate(A, B, *settings[:3], PAPER)
+        better = (new.status == Status.CONVERGED) | (new.stats.backward_error < old.stats.backward_error)
+        new = new._replace(stats=new.stats._replace(steps=old.stats.steps + new.stats.steps))
+        return jax.tree.map(lambda n, o: jnp.where(better, n, o), new, old), jnp.asarray(True)
+
+    tried = (solution.status == Status.CONVERGED) | (solution.status == Status.NONFINITE)
+    return lax.while_loop(lambda carry: ~carry[1], once_more, (solution, tried))[0]
+
+
+def _empty(value, A, B) -> Solution:
+    """The pseudo-inverse of an empty or unasked-for A is empty: the answer is exact."""
+    finite = jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(B))
+    status = jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32)
+    zero, one = jnp.zeros((), A.dtype), jnp.ones((), A.dtype)
+    return Solution(value, status, Stats(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), zero, zero, one))
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def _trajectory(A, B, C, steps, fixed) -> Trajectory:
+    start = plain.scaled_state(A, B, C)
+
+    def step(state, _):
+        state = plain.step(state, fixed)
+        history = (
+            state.D,
+            plain.stationarity(state),
+            norm(state.C) / norm(start.C),
+            condition_number(state.A),
+        )
+        return state, history
+
+    final, (D, residual, C_norm, kappa) = lax.scan(step, start, length=steps)
+    return Trajectory(D, residual, C_norm, kappa, final)

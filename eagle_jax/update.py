@@ -1,0 +1,88 @@
+"""Algorithm 1 of the paper: one Update, and nothing else.
+
+Every solver, regime and experiment in this package steps through these functions.
+`rho` is 1/||A S||_2^2 (or an estimate of it from below); `eta` and `gamma` are the paper's constants.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class State(NamedTuple):
+    """The four blocks of [[A, C], [B, D]]; A: d x n, B: d' x n, C: d x n', D: d' x n'."""
+
+    A: jax.Array
+    B: jax.Array
+    C: jax.Array
+    D: jax.Array
+
+
+def matmul(a, b):
+    """a @ b in full working precision: accelerator defaults are too coarse for a second-order method."""
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def _identity(delta):
+    return delta
+
+
+def update(state: State, rho, eta, gamma, *, S=None, energy=None, reduce: Callable = _identity) -> State:
+    """One EAGLE step.
+
+        As = A S,  Bs = B S
+        A' = A - eta rho As As^T As S^T        C' = C - gamma rho As As^T C
+        B' = B - eta rho Bs As^T As S^T        D' = D + gamma rho Bs As^T C
+
+    Args:
+      S: optional n x r sketch with orthonormal columns; None is the identity.
+      energy: As As^T if the caller has it already.
+      reduce: how the C and D deltas of several machines are combined: identity on one machine,
+        `lambda x: lax.pmean(x, axis)` inside shard_map or vmap. A and B never leave their machine.
+    """
+    A, B, C, D = state
+    As, Bs, dA, dB = _conditioning(A, B, S, energy)
+    if energy is None:
+        AtC = matmul(As.T, C)
+        dC, dD = matmul(As, AtC), matmul(Bs, AtC)
+    else:
+        dC, dD = matmul(energy, C), matmul(matmul(Bs, As.T), C)
+    return State(
+        A - eta * rho * dA,
+        B - eta * rho * dB,
+        C - reduce(gamma * rho * dC),
+        D + reduce(gamma * rho * dD),
+    )
+
+
+def update_estimate(A, B, W, rho, eta, gamma, *, S=None, reduce: Callable = _identity):
+    """The estimation form: same A' and B', and W' = W - gamma rho (W As - Bs) As^T; W_l C = D_l exactly."""
+    As, Bs, dA, dB = _conditioning(A, B, S, None)
+    dW = matmul(matmul(W, As) - Bs, As.T)
+    return A - eta * rho * dA, B - eta * rho * dB, W - reduce(gamma * rho * dW)
+
+
+def _conditioning(A, B, S, energy):
+    """(As, Bs, As As^T As S^T, Bs As^T As S^T), through the smaller of the two Gram matrices."""
+    As, Bs = (A, B) if S is None else (matmul(A, S), matmul(B, S))
+    if energy is not None or As.shape[0] <= As.shape[1]:
+        energy = matmul(As, As.T) if energy is None else energy
+        dA, dB = matmul(energy, As), matmul(matmul(Bs, As.T), As)
+    else:
+        gram = matmul(As.T, As)
+        dA, dB = matmul(As, gram), matmul(Bs, gram)
+    if S is not None:
+        dA, dB = matmul(dA, S.T), matmul(dB, S.T)
+    return As, Bs, dA, dB
+
+
+def update_energy(E, Q, eta_rho):
+    """The lemma's view of the same step, E = A A^T: E' = (I - eta rho E) E (I - eta rho E), Q' = Q (I - eta rho E).
+
+    Costs d x d products only, however many columns A has, but squares the condition number: rounding hides
+    singular values of A below sqrt(eps) ||A||.
+    """
+    T = jnp.eye(E.shape[-1], dtype=E.dtype) - eta_rho * E
+    return matmul(matmul(T, E), T), matmul(Q, T)

@@ -1,0 +1,1 @@
+"""One module per item of the paper's evaluation; `python -m experiments.reproduce` runs them all."""

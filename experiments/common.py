@@ -1,0 +1,232 @@
+"""What every experiment shares: runs over seeds, error measures, timing, storage with provenance, flags.
+
+An experiment is a frozen dataclass `Config`, a function `run(cfg)` that returns a flat dict of arrays and
+scalars, and `PRESETS` with the configurations "quick", "default" and "full". Nothing here plots.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+from absl import app, flags
+from rich.console import Console
+from rich.progress import track as _track
+
+import eagle_jax
+from eagle_jax import baselines
+from eagle_jax.problems import Problem
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET_MSE = 1e-20
+NOT_REACHED = -1
+console = Console(stderr=True)
+
+Results = dict[str, Any]
+
+
+# ---- measuring ---------------------------------------------------------------------------------------------
+
+
+def track(items: Iterable, description: str) -> Iterable:
+    """A progress bar on a terminal, plain iteration elsewhere."""
+    items = list(items)
+    return _track(items, description, console=console, transient=True, disable=not console.is_terminal)
+
+
+def keys(seed: int, runs: int):
+    return jax.random.split(jax.random.key(seed), runs)
+
+
+def over_runs(build: Callable, measure: Callable, seed: int, runs: int, description: str) -> Any:
+    """`measure(build(key))` for each run; the results stacked along a first axis of runs.
+
+    One run at a time: large products already fill the cores, and a batch of them is slower on CPU. The solvers
+    below are jitted one by one, so that settings and experiments of equal shape share their compilation.
+    """
+    rows = [jax.tree.map(np.asarray, measure(build(key))) for key in track(keys(seed, runs), description)]
+    return jax.tree.map(lambda *x: np.stack(x), *rows)
+
+
+def relative_errors(history, D):
+    """||D_l - D||_F / ||D||_F for D_l stacked along the first axis."""
+    difference = history - D
+    return (difference**2).sum((-2, -1)) ** 0.5 / (D**2).sum((-2, -1)) ** 0.5
+
+
+def mean_squared_errors(history, D):
+    """The paper's error: the mean over the entries of D of their squared errors."""
+    return ((history - D) ** 2).mean((-2, -1))
+
+
+def first_below(errors: np.ndarray, target: float) -> np.ndarray:
+    """The number of steps (1-based) to the first error <= target along the last axis, or NOT_REACHED."""
+    below = errors <= target
+    return np.where(below.any(-1), below.argmax(-1) + 1, NOT_REACHED)
+
+
+def nan_unless_reached(steps: np.ndarray) -> np.ndarray:
+    return np.where(steps == NOT_REACHED, np.nan, steps)
+
+
+@partial(jax.jit, static_argnums=1)
+def paper_history(problem: Problem, steps: int):
+    """D after each plain step with eta = 1/3, gamma = 1."""
+    return eagle_jax.trajectory(problem.A, problem.B, problem.C, steps=steps, schedule="paper").D
+
+
+@partial(jax.jit, static_argnums=1)
+def gd_history(problem: Problem, steps: int):
+    return baselines.gradient_descent(problem.A, problem.B, problem.C, steps=steps).history
+
+
+@partial(jax.jit, static_argnums=1)
+def cg_history(problem: Problem, steps: int):
+    return baselines.conjugate_gradients(problem.A, problem.B, problem.C, steps=steps).history
+
+
+@jax.jit
+def direct_solution(problem: Problem):
+    return baselines.direct(problem.A, problem.B, problem.C).D
+
+
+@jax.jit
+def optimal_solution(problem: Problem) -> eagle_jax.Solution:
+    return eagle_jax.solve(problem.A, problem.B, problem.C)
+
+
+def interleaved_seconds(
+    functions: Mapping[str, Callable], problem: Problem, repeats: int
+) -> dict[str, float]:
+    """Median wall time of each jitted function; interleaved, so that a busy moment hits all of them alike."""
+    for f in functions.values():
+        jax.block_until_ready(f(problem))
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repeats):
+        for name, f in functions.items():
+            start = time.perf_counter()
+            jax.block_until_ready(f(problem))
+            times[name].append(time.perf_counter() - start)
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+# ---- storage -----------------------------------------------------------------------------------------------
+
+
+def source_digest(item: str) -> str:
+    """Changes when the library or the experiment does: results of other code are not silently reused."""
+    digest = hashlib.sha256()
+    for path in [*sorted((ROOT / "eagle_jax").glob("*.py")), ROOT / "experiments" / f"{item}.py"]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def git_revision() -> str:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def as_json(cfg: Any) -> dict[str, Any]:
+    """The config as it reads back from a JSON file (tuples become lists)."""
+    return json.loads(json.dumps(dataclasses.asdict(cfg)))
+
+
+def save(out: Path, item: str, cfg: Any, results: Results, wall_seconds: float, command: str) -> None:
+    arrays = {name: np.asarray(value) for name, value in results.items()}
+    bad = [name for name, value in arrays.items() if value.dtype.hasobject]
+    if bad:
+        raise TypeError(f"results {bad} of {item} are not plain arrays, numbers or strings")
+    out.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(out / f"{item}.npz", allow_pickle=False, **arrays)
+    about = {
+        "item": item,
+        "command": command,
+        "config": as_json(cfg),
+        "seed": cfg.seed,
+        "versions": {
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.version.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "device": str(jax.devices()[0].device_kind),
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "git_revision": git_revision(),
+        "source_digest": source_digest(item),
+        "wall_seconds": round(wall_seconds, 2),
+        "arrays": {name: {"shape": value.shape, "dtype": str(value.dtype)} for name, value in arrays.items()},
+    }
+    (out / f"{item}.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def load(out: Path, item: str) -> tuple[Results, dict[str, Any]]:
+    about = json.loads((out / f"{item}.json").read_text(encoding="utf-8"))
+    with np.load(out / f"{item}.npz", allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}, about
+
+
+def stored(out: Path, item: str) -> bool:
+    return (out / f"{item}.npz").exists() and (out / f"{item}.json").exists()
+
+
+def is_current(out: Path, item: str, cfg: Any) -> bool:
+    """Whether the stored results come from this config and this source."""
+    if not stored(out, item):
+        return False
+    about = json.loads((out / f"{item}.json").read_text(encoding="utf-8"))
+    return about["config"] == as_json(cfg) and about["source_digest"] == source_digest(item)
+
+
+def run_and_save(out: Path, item: str, run: Callable[[Any], Results], cfg: Any, command: str) -> float:
+    start = time.perf_counter()
+    results = run(cfg)
+    wall = time.perf_counter() - start
+    save(out, item, cfg, results, wall, command)
+    return wall
+
+
+# ---- command line ------------------------------------------------------------------------------------------
+
+
+def define_out_flag() -> None:
+    flags.DEFINE_string("out", "results", "Folder for raw results and figures.")
+
+
+def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any]) -> None:
+    """The command line of one experiment."""
+    define_out_flag()
+    flags.DEFINE_bool("quick", False, "A small version, to see it work.")
+    flags.DEFINE_integer("runs", presets["full"].runs, "Independent problems per setting.", lower_bound=1)
+    flags.DEFINE_integer("seed", presets["full"].seed, "Seed of the first key.")
+
+    def main(argv: list[str]) -> None:
+        if len(argv) > 1:
+            raise app.UsageError(f"unknown arguments {argv[1:]}")
+        jax.config.update("jax_enable_x64", True)
+        cfg = presets["quick" if flags.FLAGS.quick else "full"]
+        given = {name: flags.FLAGS[name].value for name in ("runs", "seed") if flags.FLAGS[name].present}
+        cfg = dataclasses.replace(cfg, **given)
+        out = Path(flags.FLAGS.out)
+        command = f"python -m experiments.{item} " + " ".join(sys.argv[1:])
+        wall = run_and_save(out, item, run, cfg, command.strip())
+        console.print(f"{item}: {wall:.1f} s, wrote {out / item}.npz and .json")
+
+    app.run(main)

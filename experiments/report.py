@@ -1,0 +1,262 @@
+"""Figures from stored results, PNG (200 dpi) and PDF. Nothing is measured here.
+
+    python -m experiments.report        (reads results/*.npz, writes results/figures; seconds)
+
+Lines are medians over runs, bands 10 to 90 %. A method has the same colour in every figure.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from absl import app, flags
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments import common
+
+COLOURS = {
+    "paper": "#0072B2",
+    "optimal": "#D55E00",
+    "cg": "#009E73",
+    "gd": "#8C8C8C",
+    "lstsq": "#222222",
+    "estimation": "#CC79A7",
+}
+LABELS = {
+    "paper": "EAGLE, paper steps",
+    "optimal": "EAGLE, solve()",
+    "cg": "CG",
+    "gd": "GD",
+    "lstsq": "lstsq (SVD)",
+    "estimation": "EAGLE, estimation form",
+}
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "savefig.bbox": "tight",
+    "figure.constrained_layout.use": True,
+}
+# Errors below this are drawn on it: a logarithmic axis has no zero.
+FLOOR = 1e-17
+
+
+def band(ax: Axes, x, rows: np.ndarray, method: str, **style) -> None:
+    """Median and 10-90 % band over the first axis of `rows`."""
+    rows = np.clip(rows, FLOOR, 1e30)
+    low, middle, high = np.percentile(rows, [10, 50, 90], axis=0)
+    colour = COLOURS[method]
+    ax.plot(x, middle, color=colour, label=style.pop("label", LABELS[method]), **style)
+    ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def steps_axis(errors: np.ndarray) -> np.ndarray:
+    return np.arange(1, errors.shape[-1] + 1)
+
+
+def convergence(r: common.Results) -> Figure:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.0), width_ratios=(1.4, 1))
+    for method, name in (("gd", "gd"), ("cg", "cg"), ("paper", "eagle")):
+        band(left, steps_axis(r[name]), r[name], method)
+    x, estimate = steps_axis(r["estimation"]), np.median(r["estimation"], axis=0)
+    left.plot(x, estimate, "o", ms=3, mfc="none", color=COLOURS["estimation"], label=LABELS["estimation"])
+    left.set(xscale="log", yscale="log", xlabel="iteration", ylabel="relative error of D", ylim=(1e-16, 3))
+    left.legend(loc="lower right", bbox_to_anchor=(1.0, 0.12))
+    now, then = r["eagle"][:, :-1].ravel(), r["eagle"][:, 1:].ravel()
+    right.loglog(now, then, ".", ms=4, color=COLOURS["paper"], alpha=0.5)
+    line = np.array([1e-8, 1.0])
+    right.loglog(line, line, color="#999999", lw=0.9, ls=":")
+    right.loglog(line, 30 * line**2, color="#222222", lw=0.9, ls="--")
+    right.annotate("slope 1", (1e-7, 1e-7), (1e-7, 1e-6), color="#777777", ha="left", va="bottom", fontsize=8)
+    right.annotate("slope 2", (1e-6, 3e-11), (2e-6, 3e-12), ha="left", fontsize=8)
+    right.set(xlim=(1e-9, 2), ylim=(1e-16, 3), xlabel="error at step l", ylabel="error at step l+1")
+    right.set_title(f"fitted order {np.nanmedian(r['order']):.2f}")
+    return figure
+
+
+def kappa_sweep(r: common.Results) -> Figure:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.0))
+    kappas, methods = r["kappas"], r["methods"].tolist()
+    for method in ("cg", "paper", "optimal"):
+        steps = common.nan_unless_reached(r[f"steps_{method}"]).T
+        band(left, kappas, steps, method, marker="o", ms=3)
+    gd = common.nan_unless_reached(r["steps_gd"])
+    left.plot(kappas, gd, "s", ms=4, color=COLOURS["gd"], label="GD" if np.isfinite(gd).any() else None)
+    left.plot(kappas, r["theory_exact"], "--", color="#222222", lw=0.9, label="theory, exact recursion")
+    left.plot(kappas, r["theory_lower"], ":", color="#222222", lw=0.9, label="theory, lower bound")
+    left.set(xscale="log", yscale="log", xlabel="κ(A)", ylabel="iterations to MSE 1e-20")
+    for method in ("cg", "gd", "paper", "optimal", "lstsq"):
+        ratio = r["seconds_over_lstsq"][:, methods.index(method)]
+        if np.isfinite(ratio).any():
+            style = {"marker": "s" if method == "gd" else "o", "ms": 3, "color": COLOURS[method]}
+            right.plot(kappas, ratio, label=LABELS[method], **style)
+    right.set(xscale="log", yscale="log", xlabel="κ(A)", ylabel="time to MSE 1e-20 / time of lstsq")
+    figure.legend(*_merged(left, right), loc="outside lower center", ncols=4)
+    missing = kappas[np.isnan(gd)]
+    if missing.size:
+        note = f"GD not reached at κ ≥ {missing.min():.0e}"
+        right.text(
+            0.98, 0.97, note, transform=right.transAxes, ha="right", va="top", fontsize=8, color="#666666"
+        )
+    return figure
+
+
+def _merged(*axes: Axes) -> tuple[list, list]:
+    """Legend handles of several axes, each label once."""
+    found = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)
+
+
+def _small_multiples(r: common.Results, titles: list[str], prefix: str, columns: int) -> Figure:
+    """Error against iteration, one panel per setting; the answer of solve() as a level."""
+    rows = -(-len(titles) // columns)
+    size = (7.2, 2.1 * rows + 0.5)
+    figure, axes = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
+    for ax, i in zip(axes.flat, range(len(titles)), strict=False):
+        for method in ("cg", "paper"):
+            errors = r[f"{prefix}{method}"][i]
+            band(ax, steps_axis(errors), errors, method)
+        level = np.clip(np.median(r[f"{prefix}optimal"][i]), FLOOR, None)
+        ax.axhline(
+            level, color=COLOURS["optimal"], ls="--", lw=1.1, label=LABELS["optimal"] + ", final error"
+        )
+        ax.set_title(titles[i])
+        ax.set(xscale="log", yscale="log", ylim=(FLOOR, 1e3))
+    for ax in axes[-1]:
+        ax.set_xlabel("iteration")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("relative error of D")
+    figure.legend(*_merged(axes[0, 0]), loc="outside lower center", ncols=3)
+    return figure
+
+
+def small_ranks(r: common.Results) -> Figure:
+    return _small_multiples(r, [f"rank {k} of {r['small_n']}" for k in r["small_ranks"]], "small_", 4)
+
+
+def large_ranks(r: common.Results) -> Figure:
+    return _small_multiples(r, [f"rank {k} of {r['large_n']}" for k in r["large_ranks"]], "large_", 4)
+
+
+def families(r: common.Results) -> Figure:
+    names = r["families"].tolist()
+    titles = [
+        f"{n.replace('_', ' ')}, κ = {np.median(k):.0e}" for n, k in zip(names, r["kappa"], strict=True)
+    ]
+    return _small_multiples(r, titles, "", 3)
+
+
+def step_sizes(r: common.Results) -> Figure:
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.8), sharey=True)
+    labels = {"factor": "common factor on η and γ", "ratio": "factor on γ/η"}
+    for ax, (name, label) in zip(axes, labels.items(), strict=True):
+        ax.axvspan(0.2, 2, color="#F2F2F2", zorder=0)
+        band(ax, r["grid"], r[f"{name}_best"], "paper", marker="o", ms=2.5)
+        ax.set(xscale="log", yscale="log", xlabel=label, ylim=(1e-16, 10))
+        ax.text(0.63, 1.2, "paper: [0.2, 2]", ha="center", fontsize=8, color="#666666")
+    axes[0].set_ylabel("best relative error in 200 steps")
+    return figure
+
+
+def stopping(r: common.Results) -> Figure:
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.8), sharey=True)
+    titles = {"gapped": "singular values 1 (39 times), 1e-8", "kahan": "Kahan(60)"}
+    tight = int(np.argmin(r["taus"]))
+    for i, (ax, name) in enumerate(zip(axes, r["matrices"].tolist(), strict=True)):
+        x = steps_axis(r["error"])
+        band(ax, x, r["error"][i], "paper", label="error of D")
+        band(ax, x, r["change"][i], "gd", label="change of D in the step")
+        solve = np.clip(np.median(r["solve_error"][i]), FLOOR, None)
+        ax.axhline(solve, color=COLOURS["optimal"], ls="--", lw=1.1, label=LABELS["optimal"] + ", error")
+        stop = np.median(r["stop_steps"][i, :, tight]), np.median(r["stop_error"][i, :, tight])
+        ax.plot(*stop, "o", color="#B22222", ms=6, label=f"stop at change < {r['taus'][tight]:.0e}")
+        ax.annotate(
+            f"{stop[1]:.0e} at step {stop[0]:g}", stop, (8, 4), textcoords="offset points", fontsize=8
+        )
+        ax.set(yscale="log", ylim=(FLOOR, 1e2), xlabel="iteration", title=titles[name])
+    axes[0].set_ylabel("relative to ‖D‖")
+    figure.legend(*_merged(axes[0]), loc="outside lower center", ncols=4)
+    return figure
+
+
+def error_map(r: common.Results) -> Figure:
+    figure, axes = plt.subplots(2, 2, figsize=(7.2, 4.8), sharex=True, sharey="row")
+    forms = {"solve": "solve: error of D", "estimate": "estimate: error of W"}
+    for t, dtype in enumerate(r["dtypes"].tolist()):
+        for f, form in enumerate(r["forms"].tolist()):
+            ax = axes[t, f]
+            for m, method in enumerate(r["methods"].tolist()):
+                errors = r["error"][:, t, :, f, m].T
+                band(ax, r["kappas"], errors, method, ls="--" if method == "lstsq" else "-")
+                if method != "lstsq":
+                    unsure = (r["status"][:, t, :, f, m] != 0).mean(-1) >= 0.5
+                    level = np.median(errors, axis=0)
+                    style = {"ms": 5, "mfc": "white", "color": COLOURS[method], "ls": "none"}
+                    ax.plot(r["kappas"][unsure], level[unsure], "o", label="not CONVERGED", **style)
+            ax.axvline(1 / np.finfo(dtype).eps, color="#999999", lw=0.8, ls=":")
+            ax.set(xscale="log", yscale="log", title=f"{forms[form]}, {dtype}")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("relative forward error")
+    for ax in axes[-1]:
+        ax.set_xlabel("κ(A)   (dotted: 1/eps)")
+    figure.legend(*_merged(*axes.flat), loc="outside lower center", ncols=4)
+    return figure
+
+
+FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
+    "n1_convergence": ("convergence", convergence),
+    "n2_kappa_sweep": ("kappa_sweep", kappa_sweep),
+    "n4_ranks": ("ranks", small_ranks),
+    "n7_ranks_large": ("ranks", large_ranks),
+    "n6_families": ("families", families),
+    "n9_step_sizes": ("step_sizes", step_sizes),
+    "n10_stopping": ("stopping", stopping),
+    "n11_error_map": ("error_map", error_map),
+}
+
+
+def draw_all(out: Path) -> list[Path]:
+    """Every figure whose results are stored."""
+    folder = out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, (item, draw) in FIGURES.items():
+        if not common.stored(out, item):
+            continue
+        with plt.rc_context(STYLE):
+            figure = draw(common.load(out, item)[0])
+            figure.savefig(folder / f"{name}.png", dpi=200)
+            figure.savefig(folder / f"{name}.pdf")
+            plt.close(figure)
+        written.append(folder / f"{name}.png")
+    return written
+
+
+def main() -> None:
+    common.define_out_flag()
+
+    def draw(argv: list[str]) -> None:
+        del argv
+        for path in draw_all(Path(flags.FLAGS.out)):
+            common.console.print(f"wrote {path}")
+
+    app.run(draw)
+
+
+if __name__ == "__main__":
+    main()

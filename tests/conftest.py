@@ -1,0 +1,43 @@
+"""One environment for every test: 8 virtual CPU devices, strict promotion, x64 only where asked for."""
+
+import os
+
+# Under pytest-xdist every worker would open a BLAS pool as wide as the machine; one thread each is enough.
+# It has to be said before numpy is imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import pytest
+
+# Before the first computation: afterwards the backend is fixed and these updates raise.
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# deadline: a first call compiles. The health check: `x64` and `dtype` set the same state for every example.
+hypothesis.settings.register_profile(
+    "eagle_jax",
+    deadline=None,
+    max_examples=25,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("eagle_jax")
+
+
+@pytest.fixture
+def x64():
+    """Enable 64-bit types during the test."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(params=[jnp.float32, jnp.float64], ids=["float32", "float64"])
+def dtype(request):
+    """Run the test in float32 with x64 off, and in float64 with x64 on; yields the dtype."""
+    with jax.enable_x64(request.param == jnp.float64):
+        yield request.param

@@ -1,0 +1,158 @@
+"""The baselines' shared contract, and each one's formula against plain numpy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax import problems
+from eagle_jax.baselines import BASELINES, Trace, _squared_norm, conjugate_gradients, direct, gradient_descent
+
+KEY = jax.random.key(11)
+N, D_ROWS = 16, 12
+# enough steps for kappa = 10 at float64: GD contracts by 1 - 1/kappa²
+STEPS = {"direct": 1, "gd": 3500, "cg": 60}
+
+
+def problem(kappa=10.0, dtype=None, **kwargs):
+    return problems.conditioned(KEY, n=N, d=D_ROWS, n_out=3, d_out=2, kappa=kappa, dtype=dtype, **kwargs)
+
+
+def regression(A, B, C, ridge=0.0):
+    """argmin ½||W A - B||² + ½ ridge ||W||², times C, in numpy."""
+    A, B, C = (np.asarray(x, np.float64) for x in (A, B, C))
+    W = np.linalg.lstsq(
+        np.concatenate([A, ridge**0.5 * np.eye(len(A))], axis=1).T,
+        np.concatenate([B, np.zeros((len(B), len(A)))], axis=1).T,
+        rcond=None,
+    )[0].T
+    return W @ C
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_converges_to_least_squares(dtype, name):
+    A, B, C, D = problem(dtype=dtype)
+    # general B: the system is inconsistent, and W is a projection
+    B = B + 0.1 * jax.random.normal(KEY, B.shape, dtype)
+    trace = BASELINES[name](A, B, C, steps=STEPS[name])
+    assert isinstance(trace, Trace) and trace.history.shape == (STEPS[name], *D.shape)
+    assert trace.D.dtype == trace.history.dtype == dtype
+    np.testing.assert_array_equal(trace.D, trace.history[-1])
+    # the normal equations see kappa² = 100
+    bound = 20 * float(jnp.finfo(dtype).eps) * 100 * float(jnp.linalg.norm(B) * jnp.linalg.norm(C))
+    np.testing.assert_allclose(trace.D, regression(A, B, C), atol=bound)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_ridge_means_the_same_everywhere(x64, name):
+    A, B, C, _ = problem()
+    trace = BASELINES[name](A, B, C, steps=STEPS[name], ridge=1e-2)
+    expected = regression(A, B, C, ridge=1e-2)
+    np.testing.assert_allclose(trace.D, expected, atol=1e-12)
+    assert np.linalg.norm(expected - regression(A, B, C)) > 1e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_jit_and_vmap(name):
+    keys = jax.random.split(KEY, 3)
+    batch = jax.vmap(functools.partial(problems.conditioned, n=N, d=D_ROWS, kappa=3.0))(keys)
+    solve = functools.partial(BASELINES[name], steps=20)
+    together = jax.jit(jax.vmap(solve))(*batch[:3])
+    for i in range(3):
+        alone = solve(batch.A[i], batch.B[i], batch.C[i])
+        np.testing.assert_allclose(together.history[i], alone.history, atol=1e-5)
+
+
+def test_direct_is_the_minimum_norm_solution_on_low_rank(x64):
+    A, B, C, _ = problem(rank=5)
+    B = B + 0.1 * jax.random.normal(KEY, B.shape)
+    C = C + 0.1 * jax.random.normal(KEY, C.shape)
+    expected = np.asarray(B) @ np.linalg.pinv(np.asarray(A), rcond=1e-10) @ np.asarray(C)
+    np.testing.assert_allclose(direct(A, B, C).D, expected, atol=1e-13)
+
+
+def test_gradient_descent_takes_the_papers_steps(x64):
+    A, B, C, _ = problem()
+    history = gradient_descent(A, B, C, steps=5, ridge=1e-3).history
+    A, B, C = map(np.asarray, (A, B, C))
+    W, step = np.zeros((2, D_ROWS)), 1 / np.linalg.norm(A, 2) ** 2
+    for D in history:
+        W = W - step * ((W @ A - B) @ A.T + 1e-3 * W)
+        np.testing.assert_allclose(D, W @ C, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["svd", "gaussian", "rademacher"])
+def test_power_iteration_is_within_a_tenth_of_a_percent(x64, name):
+    """On data like the paper's: the top of the spectrum is crowded, two iterations are off by 11 to 25 %."""
+    A = problems.family(name, KEY, n=120, d=120, rank=120).A
+    exact = np.linalg.norm(np.asarray(A), 2) ** 2
+    ratio = float(_squared_norm(A)) / exact
+    assert 1 - 1e-3 < ratio < 1 + 1e-13
+
+
+def test_power_iteration_sees_a_top_direction_orthogonal_to_ones(x64):
+    v = np.array([1.0, -1.0, 1.0, -1.0]) / 2
+    A = 10 * np.outer(v, v) + np.eye(4)
+    assert float(_squared_norm(jnp.asarray(A))) == pytest.approx(121, rel=1e-12)
+
+
+def test_conjugate_gradients_take_the_papers_steps(x64):
+    A, B, C, _ = problem()
+    history = conjugate_gradients(A, B, C, steps=5).history
+    A, B, C = map(np.asarray, (A, B, C))
+    G, W = A @ A.T, np.zeros((2, D_ROWS))
+    R = P = B @ A.T
+    rr = np.sum(R * R)
+    for D in history:
+        alpha = rr / np.sum(P * (P @ G))
+        W, R, rr_old = W + alpha * P, R - alpha * P @ G, rr
+        rr = np.sum(R * R)
+        P = R + rr / rr_old * P
+        np.testing.assert_allclose(D, W @ C, atol=1e-13)
+
+
+def test_conjugate_gradients_finish_in_as_many_steps_as_distinct_eigenvalues(x64):
+    A, B, C, D = problem(kappa=1.0)
+    history = conjugate_gradients(A, B, C, steps=4).history
+    np.testing.assert_allclose(history[0], D, atol=1e-14)
+
+
+def exactly_solved(dtype):
+    A = 2 * jnp.eye(4, dtype=dtype)
+    return A, jnp.ones((2, 4), dtype), jnp.ones((4, 3), dtype)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_exact_convergence_and_zero_data_give_no_nan(dtype, name):
+    A, B, C = exactly_solved(dtype)
+    solve = functools.partial(BASELINES[name], steps=300)
+    np.testing.assert_array_equal(solve(A, B, C).history, jnp.full_like(solve(A, B, C).history, 2))
+    for zeros in ((0 * A, B, C), (A, 0 * B, C), (0 * A, 0 * B, 0 * C)):
+        np.testing.assert_array_equal(solve(*zeros).D, 0)
+
+
+def test_conjugate_gradients_stay_put_long_after_convergence(dtype):
+    A, B, C, D = problem(dtype=dtype)
+    history = conjugate_gradients(A, B, C, steps=2000).history
+    bound = 100 * 100 * float(jnp.finfo(dtype).eps) * float(jnp.linalg.norm(D))
+    np.testing.assert_allclose(history[60:], jnp.broadcast_to(D, history[60:].shape), atol=bound)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"A": np.zeros((3, 4, 5))}, r"A: got shape \(3, 4, 5\), expected a matrix"),
+        ({"B": np.zeros((2, 7))}, r"B: got shape \(2, 7\), expected 4 columns"),
+        ({"C": np.zeros((7, 2))}, r"C: got shape \(7, 2\), expected 3 rows"),
+        ({"C": np.zeros((3, 2), int)}, "C: got dtype int32, expected a floating type"),
+        ({"steps": 0}, "steps: got 0"),
+        ({"ridge": -1.0}, "ridge: got -1.0"),
+    ],
+)
+def test_bad_arguments_are_named(name, change, named):
+    arguments = {"A": np.zeros((3, 4)), "B": np.zeros((2, 4)), "C": np.zeros((3, 2))} | change
+    with pytest.raises(ValueError, match=named):
+        BASELINES[name](**arguments)

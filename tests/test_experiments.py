@@ -1,0 +1,193 @@
+"""Each experiment run tiny: shapes, one property that matters, and the rules that turn results into verdicts."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from experiments import (
+    claims,
+    common,
+    convergence,
+    error_map,
+    families,
+    kappa_sweep,
+    ranks,
+    report,
+    reproduce,
+    step_sizes,
+    stopping,
+)
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+STEPS, FIRST_ORDER = 24, 60
+TINY = {
+    "convergence": convergence.Config(n=12, runs=2, steps=STEPS, first_order_steps=FIRST_ORDER),
+    "kappa_sweep": kappa_sweep.Config(
+        n=12, runs=2, kappas=(1e1, 1e2), paper_cap=STEPS, cg_cap=FIRST_ORDER, gd_cap=FIRST_ORDER, repeats=1
+    ),
+    "ranks": ranks.Config(
+        n=12,
+        ranks=(3, 12),
+        runs=2,
+        steps=STEPS,
+        cg_steps=FIRST_ORDER,
+        repeats=1,
+        large_n=12,
+        large_ranks=(6,),
+        large_runs=1,
+    ),
+    "families": families.Config(n=12, rank=12, runs=2, steps=STEPS, cg_steps=FIRST_ORDER),
+    "step_sizes": step_sizes.Config(
+        n=12, runs=2, grid=4, batch=16, batches=2, emergent_n=12, emergent_kappas=(1e1,)
+    ),
+    "stopping": stopping.Config(gapped_n=12, kahan_n=12, runs=2),
+    "error_map": error_map.Config(n=12, exponents=(0, 4), runs=2),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """Results by item, each computed once, on first use."""
+    stored = {}
+
+    def get(module):
+        if module.ITEM not in stored:
+            stored[module.ITEM] = module.run(TINY[module.ITEM])
+        return stored[module.ITEM]
+
+    return get
+
+
+def test_convergence(tiny):
+    r = tiny(convergence)
+    assert r["eagle"].shape == (2, STEPS) and r["gd"].shape == r["cg"].shape == (2, FIRST_ORDER)
+    assert r["eagle"][:, -1].max() < 1e-12 < r["gd"][:, -1].min()
+    assert r["estimation_gap_relative"].max() < 1e-12
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_fitted_order_recovers_the_order(p):
+    errors = [2e-2]
+    while errors[-1] > 1e-12:
+        errors.append(errors[-1] ** p * (0.1 if p == 1 else 1.0))
+    assert convergence.fitted_order(np.array(errors)) == pytest.approx(p, abs=0.01)
+
+
+def test_kappa_sweep(tiny):
+    r = tiny(kappa_sweep)
+    assert r["steps_paper"].shape == r["steps_cg"].shape == (2, 2)
+    assert (r["steps_paper"] >= r["theory_lower"][:, None] - 1).all()
+    assert (r["steps_paper"][1] > r["steps_paper"][0]).all()
+    assert (r["steps_gd"] == common.NOT_REACHED).all() and np.isnan(r["seconds"][:, 3]).all()
+
+
+def test_ranks(tiny):
+    r = tiny(ranks)
+    assert r["small_paper"].shape == (2, 2, STEPS) and r["large_cg"].shape == (1, 1, FIRST_ORDER)
+    assert max(r["small_paper"].min(-1).max(), r["small_optimal"].max(), r["large_optimal"].max()) < 1e-11
+
+
+def test_families(tiny):
+    r = tiny(families)
+    assert r["paper"].shape == (6, 2, STEPS)
+    assert r["optimal"].max() < 1e-8 and r["lstsq"].max() < 1e-8
+
+
+def test_step_sizes(tiny):
+    r = tiny(step_sizes)
+    at_one = np.flatnonzero(r["grid"] == 1.0)
+    assert r["factor_best"].shape == (2, r["grid"].size)
+    assert r["factor_best"][:, at_one].max() < 1e-12 < r["factor_best"][:, 0].min()
+    assert (r["headroom"] >= 1).all() and r["emergent_error"].max() < 1e-10
+
+
+def test_stopping(tiny):
+    r = tiny(stopping)
+    assert r["stop_error"].shape == (2, 2, 5)
+    # the gap: the change vanishes at once while the answer still misses a direction
+    assert (r["stop_steps"][0] == 2).all() and r["stop_error"][0].min() > 1e4 * r["solve_error"][0].max()
+
+
+def test_error_map(tiny):
+    r = tiny(error_map)
+    assert r["error"].shape == (2, 2, 2, 2, 3) and r["status"].shape == (2, 2, 2, 2, 2)
+    assert r["error"][:, 1].max() < 1e-10 and (r["error"][0, 0] > r["error"][0, 1]).all()
+
+
+def test_results_survive_storage_and_become_verdicts_and_figures(tiny, tmp_path):
+    for module in reproduce.EXPERIMENTS:
+        common.save(tmp_path, module.ITEM, TINY[module.ITEM], tiny(module), 0.1, "test")
+    loaded, about = common.load(tmp_path, "stopping")
+    np.testing.assert_array_equal(loaded["error"], tiny(stopping)["error"])
+    assert about["versions"]["numpy"] == np.__version__ and about["config"]["runs"] == 2
+    path, _ = claims.write(tmp_path)
+    records = json.loads(path.read_text(encoding="utf-8"))
+    assert [r["id"] for r in records] == [c.id for c in claims.CLAIMS]
+    assert all(r["verdict"] in (claims.REPRODUCED, claims.DIFFERS, claims.REFUTED) for r in records)
+    written = report.draw_all(tmp_path)
+    assert {p.stem for p in written} == {c.figure for c in claims.CLAIMS}
+
+
+def test_only_the_same_config_counts_as_done(tmp_path):
+    cfg = stopping.Config(runs=1)
+    assert not common.is_current(tmp_path, "stopping", cfg)
+    common.save(tmp_path, "stopping", cfg, {"x": 1.0}, 0.1, "test")
+    assert common.is_current(tmp_path, "stopping", cfg)
+    assert not common.is_current(tmp_path, "stopping", dataclasses.replace(cfg, runs=2))
+
+
+def test_objects_are_not_stored(tmp_path):
+    with pytest.raises(TypeError, match="bad"):
+        common.save(tmp_path, "stopping", stopping.Config(), {"bad": np.array([None])}, 0.1, "test")
+
+
+def test_claims_without_results_are_not_run(tmp_path):
+    assert {r["verdict"] for r in claims.judge(tmp_path)} == {claims.NOT_RUN}
+
+
+def rank_results(eagle: float, cg_last: float) -> common.Results:
+    cg = np.full((2, 3, 5), 1e-13)
+    cg[..., -1] = cg_last
+    ranks, n, best = np.array([4, 8]), np.array(8), np.full((2, 3), 1e-14)
+    return {
+        "small_ranks": ranks,
+        "small_n": n,
+        "small_paper": np.full((2, 3, 5), eagle),
+        "small_cg": cg,
+        "small_optimal": best,
+    }
+
+
+@pytest.mark.parametrize(
+    ("eagle", "cg_last", "verdict"),
+    [(1e-14, 1.0, "reproduced"), (1e-14, 1e-13, "differs"), (1e-3, 1.0, "refuted")],
+)
+def test_rank_rule(eagle, cg_last, verdict):
+    assert claims.small_ranks(rank_results(eagle, cg_last)).verdict == verdict
+
+
+@pytest.mark.parametrize(("order", "verdict"), [(2.0, "reproduced"), (1.5, "differs"), (1.0, "refuted")])
+def test_order_rule(order, verdict):
+    assert claims.order({"order": np.array([order, np.nan, order])}).verdict == verdict
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(120.0, "reproduced"), (450.0, "differs"), (0.5, "refuted")])
+def test_cg_rule(ratio, verdict):
+    results = {"kappas": np.array([1e2, 1e4]), "cg_over_paper": np.array([[1.0, 1.0], [ratio, ratio]])}
+    assert claims.against_cg(results).verdict == verdict
+
+
+@pytest.mark.parametrize(("excess", "verdict"), [(2.0, "reproduced"), (50.0, "differs")])
+def test_stability_rule(excess, verdict):
+    error = np.full((1, 2, 3, 2, 3), 1e-3)
+    error[..., 0] *= excess
+    names = {
+        "dtypes": ["float32", "float64"],
+        "methods": ["optimal", "paper", "lstsq"],
+        "forms": ["solve", "estimate"],
+    }
+    results = {"kappas": np.array([1e2]), "error": error} | {k: np.array(v) for k, v in names.items()}
+    assert claims.stability(results).verdict == verdict

@@ -1,0 +1,134 @@
+"""Bad input fails before tracing, with a message that names the argument and the remedy."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax import Solution, Stats, Status, raise_if_failed
+
+F32 = np.float32
+
+
+def ones(*shape, dtype=F32):
+    return np.ones(shape, dtype)
+
+
+A, B, C = ones(4, 3), ones(2, 3), ones(4, 1)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "kind", "message"),
+    [
+        ((A, ones(2, 5), C), ValueError, "B has 5 columns but A has 3"),
+        ((A, B, ones(5, 1)), ValueError, "C has 5 rows but A has 4"),
+        ((ones(4), B, C), ValueError, r"A has shape \(4,\); expected a matrix"),
+        ((A, B, ones(2, 4, 1)), ValueError, r"C has shape \(2, 4, 1\).*jax.vmap"),
+        ((A.astype(int), B, C), TypeError, "A is int64; expected float32 or float64"),
+        ((A, B.astype(bool), C), TypeError, "B is bool; expected float32 or float64"),
+        ((A, B, C.astype(np.complex64)), TypeError, "C is complex64; complex matrices are not supported"),
+        ((A.astype(np.float16), B, C), TypeError, "A is float16; expected float32 or float64.*astype"),
+        ((jnp.asarray(A, jnp.bfloat16), B, C), TypeError, "A is bfloat16; expected"),
+        (([[1, 2], [3, 4]], B, C), TypeError, "A is int64; expected"),
+        (
+            (A.astype(np.float64), B, C),
+            TypeError,
+            "A is float64 but JAX's 64-bit mode is off.*jax_enable_x64",
+        ),
+    ],
+)
+def test_solve_names_the_offending_block(blocks, kind, message):
+    with pytest.raises(kind, match=message):
+        eagle_jax.solve(*blocks)
+    with pytest.raises(kind, match=message):
+        eagle_jax.trajectory(*blocks, steps=1)
+
+
+def test_mixed_dtypes(x64):
+    with pytest.raises(TypeError, match="B is float32 but A is float64; cast one of them"):
+        eagle_jax.solve(A.astype(float), B, C.astype(float))
+
+
+def test_the_other_drivers_check_too():
+    with pytest.raises(ValueError, match="B has 5 columns but A has 3"):
+        eagle_jax.estimate(A, ones(2, 5))
+    with pytest.raises(ValueError, match="B has 5 columns but A has 3"):
+        eagle_jax.prepare(A, ones(2, 5))
+    with pytest.raises(ValueError, match="b has 3 rows but a has 4"):
+        eagle_jax.lstsq(A, ones(3))
+    with pytest.raises(ValueError, match=r"b has shape \(4, 1, 1\)"):
+        eagle_jax.lstsq(A, ones(4, 1, 1))
+    with pytest.raises(ValueError, match="C has 5 rows but A has 4"):
+        eagle_jax.prepare(A, B)(ones(5, 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rtol": 0.0}, "rtol=0.0; expected a number between 0 and 1"),
+        ({"rtol": -1e-3}, "rtol=-0.001"),
+        ({"rtol": float("nan")}, "rtol=nan"),
+        ({"rtol": 1.0}, "rtol=1.0"),
+        ({"rcond": 0.0}, "rcond=0.0; expected a number between 0 and 1"),
+        ({"rcond": 2}, "rcond=2"),
+        ({"max_steps": 0}, "max_steps=0; expected a positive integer"),
+        (
+            {"schedule": "fast"},
+            r"schedule='fast' is not known; use one of \['emergent', 'optimal', 'paper'\]",
+        ),
+        ({"schedule": (0.3,)}, "neither a name .* nor a pair"),
+        ({"schedule": (0.3, "x")}, "neither a name .* nor a pair"),
+        ({"schedule": None}, "neither a name .* nor a pair"),
+        ({"schedule": (-0.3, 1.0)}, "needs eta > 0, gamma > 0"),
+        ({"schedule": (0.3, 0.0)}, "needs eta > 0, gamma > 0"),
+        ({"schedule": (0.3, float("nan"))}, "needs eta > 0, gamma > 0"),
+    ],
+)
+def test_settings_say_what_is_accepted(settings, message):
+    for call in (lambda **s: eagle_jax.solve(A, B, C, **s), lambda **s: eagle_jax.lstsq(A, ones(4), **s)):
+        with pytest.raises(ValueError, match=message):
+            call(**settings)
+
+
+def test_trajectory_follows_plain_steps_only():
+    with pytest.raises(ValueError, match='use schedule="paper", "emergent" or'):
+        eagle_jax.trajectory(A, B, C, steps=2, schedule="optimal")
+
+
+def solution(*statuses):
+    status = np.array(statuses[0] if len(statuses) == 1 else statuses, np.int32)
+    number = np.full(status.shape, 0.25, F32)
+    return Solution(number, status, Stats(status, status, number, number, number))  # type: ignore[arg-type]
+
+
+def test_raise_if_failed_returns_what_converged():
+    for good in (solution(Status.CONVERGED), solution(Status.CONVERGED, Status.CONVERGED)):
+        assert raise_if_failed(good) is good
+
+
+@pytest.mark.parametrize("status", list(Status)[1:])
+def test_raise_if_failed_says_why(status):
+    with pytest.raises(eagle_jax.SolveError, match=f"^{status.name}: .*backward error 2.5e-01") as caught:
+        raise_if_failed(solution(status))
+    assert status.message in str(caught.value)
+
+
+def test_raise_if_failed_counts_lanes():
+    with pytest.raises(eagle_jax.SolveError, match="2 of 3 lanes failed; the first: STAGNATED"):
+        raise_if_failed(solution(Status.CONVERGED, Status.STAGNATED, Status.NONFINITE))
+
+
+def test_raise_if_failed_refuses_tracers():
+    with pytest.raises(TypeError, match="call raise_if_failed on the result"):
+        jax.jit(lambda s: raise_if_failed(s))(solution(Status.CONVERGED))
+
+
+def test_the_broken_jaxlib_is_named():
+    with pytest.warns(RuntimeWarning, match=r"jaxlib 0\.10\.2 computes wrong numbers"):
+        eagle_jax._warn_if_jaxlib_is_wrong("0.10.2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        eagle_jax._warn_if_jaxlib_is_wrong("0.10.1")

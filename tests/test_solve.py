@@ -1,0 +1,206 @@
+"""The drivers against numpy's pseudo-inverse, and what JAX users may expect of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax import PAPER, State, Status, update
+from tests import helpers
+
+# name: d, n, rank
+SHAPES = {"tall": (24, 10, None), "wide": (10, 24, None), "square": (16, 16, None), "deficient": (16, 16, 9)}
+LARGE = {"large": (80, 96, None), "large deficient": (96, 80, 50)}
+
+
+@pytest.mark.parametrize("schedule", helpers.SCHEDULES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_completion_is_the_pseudo_inverse(dtype, shape, schedule):
+    d, n, rank = SHAPES[shape]
+    for consistent in (True, False):
+        case = helpers.make_case(d, n, dtype, rank=rank, consistent=consistent)
+        D, status, stats = eagle_jax.solve(case.A, case.B, case.C, schedule=helpers.SCHEDULES[schedule])
+        assert D.dtype == dtype and D.shape == (3, 2)
+        assert status.dtype == jnp.int32 and stats.backward_error.dtype == dtype
+        # Plain steps amplify what is outside A's row space: they may give up, not lie.
+        if consistent or schedule == "optimal":
+            assert status == Status.CONVERGED, (consistent, status, stats)
+        if status == Status.CONVERGED:
+            helpers.assert_close(D, case)
+
+
+@pytest.mark.parametrize("shape", LARGE)
+def test_larger_sizes_take_another_path(dtype, shape):
+    d, n, rank = LARGE[shape]
+    for consistent in (True, False):
+        case = helpers.make_case(d, n, dtype, rank=rank, kappa=100, consistent=consistent)
+        D, status, _ = eagle_jax.solve(case.A, case.B, case.C)
+        assert status == Status.CONVERGED, consistent
+        helpers.assert_close(D, case)
+
+
+@pytest.mark.parametrize("schedule", ["optimal", "paper"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_estimate_is_the_minimum_norm_estimate(dtype, shape, schedule):
+    d, n, rank = SHAPES[shape]
+    case = helpers.make_case(d, n, dtype, rank=rank)
+    reference = helpers.case_of(case.A, case.B, np.eye(d), dtype, rank)
+    W, status, stats = eagle_jax.estimate(case.A, case.B, schedule=schedule)
+    assert status == Status.CONVERGED
+    helpers.assert_close(W, reference)
+    assert helpers.norm2(case.A) <= stats.norm <= 4 * helpers.norm2(case.A) * min(d, n) ** 0.5
+    prepared = eagle_jax.prepare(case.A, case.B, schedule=schedule)
+    for C in (case.C, case.C[:, :1]):
+        value, status, _ = prepared(C)
+        assert status == Status.CONVERGED
+        np.testing.assert_array_equal(value, jnp.matmul(W, C, precision="highest"))
+
+
+def test_prepare_equals_solve(dtype):
+    case = helpers.make_case(12, 9, dtype, consistent=False)
+    helpers.assert_close(eagle_jax.prepare(case.A, case.B)(case.C).value, case)
+    helpers.assert_close(eagle_jax.solve(case.A, case.B, case.C).value, case)
+
+
+def test_lstsq_takes_vectors_and_matrices(dtype):
+    case = helpers.make_case(6, 15, dtype, consistent=False, rows=2)
+    a, b = case.A.T, case.B.T
+    expected = np.linalg.lstsq(a.astype(float), b.astype(float), rcond=None)[0]
+    allowed = 4 * 32 * helpers.eps(dtype) * case.kappa * helpers.norm2(helpers.pinv(a)) * helpers.norm2(b)
+    matrix, vector = eagle_jax.lstsq(a, b), eagle_jax.lstsq(a, b[:, 0])
+    assert matrix.value.shape == (6, 2) and vector.value.shape == (6,)
+    assert matrix.status == vector.status == Status.CONVERGED
+    assert helpers.norm2(matrix.value - expected) <= allowed
+    assert np.linalg.norm(vector.value - expected[:, 0]) <= allowed
+
+
+def stacked(cases):
+    return [np.stack([getattr(c, k) for c in cases]) for k in "ABC"]
+
+
+@pytest.mark.parametrize("schedule", helpers.SCHEDULES)
+def test_jit_and_vmap_change_nothing(dtype, schedule):
+    cases = [helpers.make_case(8, 6, dtype, kappa=k, seed=s) for s, k in enumerate([2.0, 10.0, 50.0])]
+
+    def solve(A, B, C):
+        return eagle_jax.solve(A, B, C, schedule=helpers.SCHEDULES[schedule])
+
+    batch = jax.vmap(solve)(*stacked(cases))
+    assert batch.status.shape == (3,) and batch.value.shape == (3, 3, 2)
+    for lane, case in enumerate(cases):
+        alone, jitted = solve(case.A, case.B, case.C), jax.jit(solve)(case.A, case.B, case.C)
+        np.testing.assert_array_equal(alone.value, jitted.value)
+        assert alone.status == jitted.status == batch.status[lane] == Status.CONVERGED
+        for value in (alone.value, batch.value[lane]):
+            helpers.assert_close(value, case)
+
+
+@pytest.mark.parametrize("schedule", ["optimal", "paper"])
+def test_every_lane_has_its_own_status(dtype, schedule):
+    fine = helpers.make_case(8, 6, dtype)
+    A = np.stack([fine.A, np.full_like(fine.A, np.nan), np.zeros_like(fine.A), fine.A, fine.A])
+    B = np.stack([fine.B] * 5)
+    C = np.stack([fine.C] * 5)
+    B[3, 0, 0], C[4, 0, 0] = np.inf, np.nan
+    value, status, _ = jax.vmap(lambda A, B, C: eagle_jax.solve(A, B, C, schedule=schedule))(A, B, C)
+    bad = Status.NONFINITE
+    assert status.tolist() == [Status.CONVERGED, bad, Status.CONVERGED, bad, bad]
+    helpers.assert_close(value[0], fine)
+    assert not np.asarray(value[2]).any()
+    assert np.isnan(np.asarray(value)[[1, 3, 4]]).all()
+    with pytest.raises(eagle_jax.SolveError, match="3 of 5 lanes failed; the first: NONFINITE"):
+        eagle_jax.raise_if_failed(eagle_jax.Solution(value, status, _))
+
+
+@pytest.mark.parametrize("schedule", ["optimal", "paper"])
+def test_eager_equals_compiled(x64, schedule):
+    case = helpers.make_case(5, 4, np.float64, kappa=3)
+    with jax.disable_jit():
+        solution = eagle_jax.solve(case.A, case.B, case.C, schedule=schedule)
+    assert solution.status == Status.CONVERGED
+    helpers.assert_close(solution.value, case)
+
+
+def test_trajectory_is_the_loop_of_update(dtype):
+    case = helpers.make_case(9, 7, dtype, kappa=5)
+    history = eagle_jax.trajectory(case.A, case.B, case.C, steps=12)
+    state = State(case.A, case.B, case.C, np.zeros((3, 2), dtype))
+    for l in range(12):
+        state = update(state, 1 / helpers.norm2(state.A) ** 2, PAPER.eta, PAPER.gamma)
+        s = np.linalg.svd(np.asarray(state.A, np.float64), compute_uv=False)
+        slack = 100 * (l + 1) * helpers.eps(dtype)
+        assert helpers.norm2(history.D[l] - state.D) <= slack * case.kappa * case.scale
+        relative = helpers.norm2(np.linalg.norm(state.C)) / np.linalg.norm(case.C)
+        assert history.C_norm[l] == pytest.approx(relative, rel=slack * 100, abs=slack)
+        assert history.kappa[l] == pytest.approx(s[0] / s[-1], rel=slack * case.kappa)
+    assert history.final.A.shape == case.A.shape and len(history.residual) == 12
+    np.testing.assert_array_equal(history.final.D, history.D[-1])
+    assert history.kappa[-1] == pytest.approx(1, abs=100 * helpers.eps(dtype))
+
+
+def test_trajectory_converges_to_what_solve_returns(dtype):
+    case = helpers.make_case(8, 8, dtype, kappa=20)
+    for schedule in ("paper", "emergent"):
+        history = eagle_jax.trajectory(case.A, case.B, case.C, steps=30, schedule=schedule)
+        helpers.assert_close(history.D[-1], case)
+
+
+def compilations(action) -> int:
+    """How often XLA was called during `action`."""
+    seen = []
+
+    def listen(event, *_, **__):
+        seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        action()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return sum("backend_compile" in event for event in seen)
+
+
+@pytest.mark.parametrize("schedule", ["optimal", "paper"])
+def test_second_call_compiles_nothing(x64, schedule):
+    first, second = (helpers.make_case(7, 5, np.float64, seed=s) for s in (0, 1))
+
+    def call(case):
+        jax.block_until_ready(eagle_jax.solve(case.A, case.B, case.C, schedule=schedule))
+
+    jax.clear_caches()
+    assert compilations(lambda: call(first)) > 0
+    assert compilations(lambda: call(second)) == 0
+
+
+@pytest.mark.parametrize("shape", [(512, 512), (64, 4096)], ids=str)
+def test_memory_is_a_small_multiple_of_the_input(x64, shape):
+    d, n = shape
+    blocks = [jax.ShapeDtypeStruct(s, jnp.float64) for s in ((d, n), (8, n), (d, 8))]
+    memory = jax.jit(eagle_jax.solve).lower(*blocks).compile().memory_analysis()
+    assert memory is not None
+    used = memory.temp_size_in_bytes + memory.output_size_in_bytes
+    assert used <= 4 * memory.argument_size_in_bytes, used / memory.argument_size_in_bytes
+
+
+def test_settings_are_obeyed(x64):
+    case = helpers.make_case(10, 10, np.float64, kappa=1e6)
+    for schedule in ("optimal", "paper"):
+        _, status, stats = eagle_jax.solve(case.A, case.B, case.C, max_steps=2, schedule=schedule)
+        assert status == Status.MAX_STEPS and stats.steps == 2
+        loose = eagle_jax.solve(case.A, case.B, case.C, rtol=1e-3, schedule=schedule)
+        tight = eagle_jax.solve(case.A, case.B, case.C, schedule=schedule)
+        assert loose.status == tight.status == Status.CONVERGED
+        assert loose.stats.backward_error <= 1e-3 and tight.stats.backward_error <= 32 * helpers.eps(float)
+        assert loose.stats.steps <= tight.stats.steps
+
+
+def test_rcond_regularises(x64):
+    """A singular value of 1e-9 is dropped for rcond = 1e-5, and kept for rcond = 1e-12."""
+    rng = np.random.default_rng(0)
+    A = helpers.with_spectrum(rng, 9, 9, [1.0, 0.8, 0.5, 1e-9])
+    B, C = rng.standard_normal((2, 9)), rng.standard_normal((9, 2))
+    dropped = helpers.case_of(A, B, C, np.float64, rank=3)
+    kept = helpers.case_of(A, B, C, np.float64, rank=4)
+    assert helpers.error(eagle_jax.solve(A, B, C, rcond=1e-5).value, dropped) <= 1e-3 * dropped.scale
+    helpers.assert_close(eagle_jax.solve(A, B, C, rcond=1e-12).value, kept)
