@@ -45,7 +45,7 @@ def _warn_if_jaxlib_is_wrong(version: str) -> None:
     """jaxlib 0.10.2 gives wrong numbers on CPU for a vmapped product followed by a reduction (jax issue 39103)."""
     if version == "0.10.2":
         _warnings.warn(
-            "jaxlib 0.10.2 computes wrong numbers on CPU (jax issue 39103); install another version, e.g. jaxlib==0.10.1",
+            "jaxlib 0.10.2 computes wrong numbers on CPU (jax issue 39103); install another, e.g. jaxlib==0.10.1",
             RuntimeWarning,
             stacklevel=3,
         )

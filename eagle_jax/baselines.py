@@ -32,9 +32,7 @@ def direct(A: jax.Array, B: jax.Array, C: jax.Array, *, steps: int = 1, ridge: f
     return Trace(D, D[None])
 
 
-def gradient_descent(
-    A: jax.Array, B: jax.Array, C: jax.Array, *, steps: int = 1000, ridge: float = 0.0
-) -> Trace:
+def gradient_descent(A: jax.Array, B: jax.Array, C: jax.Array, *, steps: int = 1000, ridge: float = 0.0) -> Trace:
     """W <- W - ((W A - B) Aᵀ + ridge W)/||A||₂².
 
     The norm comes from 100 power iterations. The paper's two leave ||A||₂² 11 to 25 % short on data like its
@@ -58,9 +56,7 @@ class _CG(NamedTuple):
     rr: jax.Array
 
 
-def conjugate_gradients(
-    A: jax.Array, B: jax.Array, C: jax.Array, *, steps: int = 500, ridge: float = 0.0
-) -> Trace:
+def conjugate_gradients(A: jax.Array, B: jax.Array, C: jax.Array, *, steps: int = 500, ridge: float = 0.0) -> Trace:
     """CG on W G = B Aᵀ with the formed G = A Aᵀ + ridge I; one inner product over all of W, as in the paper.
 
     G has the square of A's condition number. On a rank-deficient A the iteration can drift after it has

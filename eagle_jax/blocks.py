@@ -23,9 +23,7 @@ class Blocks(NamedTuple):
         return cls(X[..., :d, :n], X[..., d:, :n], X[..., :d, n:], X[..., d:, n:])
 
     def join(self) -> jax.Array:
-        return jnp.concatenate(
-            [jnp.concatenate([self.A, self.C], -1), jnp.concatenate([self.B, self.D], -1)], -2
-        )
+        return jnp.concatenate([jnp.concatenate([self.A, self.C], -1), jnp.concatenate([self.B, self.D], -1)], -2)
 
     def mask(self) -> "Blocks":
         """The solver's view: D set to 0."""
@@ -37,9 +35,7 @@ def as_matrices(**named) -> list[jax.Array]:
     arrays = [_as_float(name, value) for name, value in named.items()]
     for name, x in zip(named, arrays, strict=True):
         if x.ndim != 2:
-            raise ValueError(
-                f"{name} has shape {x.shape}; expected a matrix (2 dimensions). For a batch, use jax.vmap over the leading axes"
-            )
+            raise ValueError(f"{name} has shape {x.shape}; expected a matrix (2 dimensions). For a batch, use jax.vmap")
     first = next(iter(named))
     for name, x in zip(named, arrays, strict=True):
         if x.dtype != arrays[0].dtype:
@@ -54,9 +50,7 @@ def _as_float(name, value) -> jax.Array:
         value = np.asarray(value)
     dtype = np.dtype(value.dtype)
     if np.issubdtype(dtype, np.complexfloating):
-        raise TypeError(
-            f"{name} is {dtype}; complex matrices are not supported. Solve the real problem [[Re, -Im], [Im, Re]] instead"
-        )
+        raise TypeError(f"{name} is {dtype}; complex matrices are not supported. Solve [[Re, -Im], [Im, Re]] instead")
     if dtype not in _SUPPORTED:
         raise TypeError(
             f"{name} is {dtype}; expected float32 or float64. Cast it, for example {name}.astype('float32')"

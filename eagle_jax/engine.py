@@ -119,11 +119,11 @@ def _rows(x, y):
 
 
 class Carry(NamedTuple):
-    M: jax.Array  # conditioned copies of M and rhs
-    rhs: jax.Array
-    probe: jax.Array  # random rows, times what M has been multiplied by
+    M: jax.Array  # the conditioned copy of M
+    C: jax.Array  # Update's C block, see `_moved_along`
     E: jax.Array  # M M^T
     X: jax.Array  # the best so far
+    gradient: jax.Array  # R M^T (or R M) of X in the original problem
     errors: Errors  # of X, in the original problem
     done: jax.Array
     inconsistent: jax.Array  # rhs has a part that M cannot reach
@@ -133,94 +133,116 @@ class Carry(NamedTuple):
     best_step: jax.Array
 
 
-def condition_and_solve(target: Target, E, X, errors, rtol, max_steps: int) -> Carry:
-    """Alternates optimal Updates of (M, rhs) with thin Krylov solves until X has converged."""
+def condition_and_solve(target: Target, E, rtol, max_steps: int):
+    """Alternates optimal Updates of M with thin Krylov solves until X has converged. Returns (Carry, condition)."""
     M, rhs, size, minimum_norm = target
-    dtype, s = M.dtype, M.shape[0]
+    s, l = M.shape
     small = s < _SMALL
-    budget = None if small else s // 3
     aim = rtol / 4
+    solve_thin = _minimum_norm_solve if minimum_norm else _least_squares_solve
 
     def attempt(c: Carry):
         """One thin solve in the conditioned problem, judged in the original one."""
-        R = c.rhs - matmul(c.X, c.M.T if minimum_norm else c.M)
-        r = R if minimum_norm else matmul(R, c.M.T)
-        needed = aim / c.errors.backward
-        blind = jnp.minimum(4 * jnp.finfo(dtype).eps * s**0.5 * c.growth, 1e-3).astype(dtype)
-        if not minimum_norm or small:
-            multiply = by_factor(c.M) if minimum_norm else by_energy(c.E)
-            krylov, i, slow = conjugate_residuals(multiply, r, needed, budget, blind)
-        else:
-            krylov, i, slow = lax.cond(
-                c.inconsistent,
-                lambda: conjugate_residuals(by_factor(c.M), r, needed, budget, blind),
-                lambda: conjugate_residuals(by_energy(c.E), r, needed, budget, blind),
-            )
-        z = krylov.z
-        if small and not minimum_norm:
-            # A cycle may have raised null-space noise far more than the data needed. E is near a projector by now,
-            # so z - z (I - E)^3 keeps what z has in the range and drops the rest.
-            rest = z
-            for _ in range(3):
-                rest = rest - matmul(rest, c.E)
-            z = z - rest
-        X = c.X + (matmul(z, c.M) if minimum_norm else z)
-        errors, _, _ = backward_error(M, rhs, X, size, minimum_norm)
-        if minimum_norm:
-            stationary = safe_divide(jnp.sqrt(krylov.energy[:, 0]), norm(krylov.r, -1))
-        else:
-            R = R - matmul(z, c.M)
-            stationary = safe_divide(norm(matmul(R, c.M.T), -1), norm(R, -1))
-        enough = settled(errors, worst(stationary), c.growth, rtol)
+        correction, stationary, slow, inconsistent, i = solve_thin(c, aim / c.errors.backward)
+        X = c.X + correction
+        errors, _, gradient = backward_error(M, rhs, X, size, minimum_norm)
+        enough = settled(errors, stationary, c.growth, rtol)
         better = (errors.merit < 0.7 * c.errors.merit) | enough
-        worthwhile = (
-            ~slow & (errors.merit < (1e-3 if small else 0.1) * c.errors.merit) & (errors.backward > aim)
+        gain = 1e-3 if small else 0.1
+        worthwhile = ~slow & (errors.merit < gain * c.errors.merit) & (errors.backward > aim)
+        kept = (c.X, c.gradient, c.errors, c.best_step)
+        X, gradient, errors, best_step = jax.tree.map(
+            lambda new, old: jnp.where(better, new, old), (X, gradient, errors, c.steps), kept
         )
         return c._replace(
-            X=jnp.where(better, X, c.X),
-            errors=jax.tree.map(lambda new, old: jnp.where(better, new, old), errors, c.errors),
-            done=c.done | enough | (better & (errors.backward <= rtol)),
-            inconsistent=c.inconsistent | jnp.any(norm(krylov.rE, -1) < 1e-6 * norm(krylov.r, -1)),
+            X=X,
+            gradient=gradient,
+            errors=errors,
+            done=c.done | enough | (errors.backward <= rtol),
+            inconsistent=c.inconsistent | inconsistent,
             inner=c.inner + i,
-            best_step=jnp.where(better, c.steps, c.best_step),
+            best_step=best_step,
         ), worthwhile
 
     def refine(c: Carry) -> Carry:
         return lax.while_loop(lambda t: t[1], lambda t: attempt(t[0]), (c, ~c.done))[0]
 
     def step(c: Carry, scale, eta) -> Carry:
-        new = update(_as_state(c, minimum_norm), 1.0, eta, eta, energy=c.E)
-        M, C = scale * new.A, scale * new.C.T
-        rhs = C[_PROBES:] if minimum_norm else scale * new.B
-        return c._replace(
-            M=M, rhs=rhs, probe=C[:_PROBES], E=matmul(M, M.T), growth=c.growth * scale, steps=c.steps + 1
-        )
+        nothing = jnp.zeros((0, l), M.dtype), jnp.zeros((0, c.C.shape[1]), M.dtype)
+        new = update(State(c.M, nothing[0], c.C, nothing[1]), 1.0, eta, eta, energy=c.E)
+        A = scale * new.A
+        return c._replace(M=A, C=scale * new.C, E=matmul(A, A.T), growth=c.growth * scale, steps=c.steps + 1)
 
     def advance(c: Carry) -> Carry:
         if not small:
             return step(c, *LIFT)
-        scales, etas = (jnp.asarray(v, dtype) for v in zip(*CYCLE[:max_steps], strict=True))
+        scales, etas = (jnp.asarray(v, M.dtype) for v in zip(*CYCLE[:max_steps], strict=True))
         return lax.fori_loop(0, len(scales), lambda i, c: step(c, scales[i], etas[i]), c)
 
-    zero, one = jnp.asarray(0, jnp.int32), jnp.ones((), dtype)
-    probe = jnp.asarray(np.random.default_rng(1).standard_normal((_PROBES, s)), dtype)
-    converged, consistent = errors.backward <= rtol, jnp.asarray(False)
-    start = Carry(
-        M / size, rhs / size, probe, E / size**2, X, errors, converged, consistent, one, zero, zero, zero
+    X = jnp.zeros((rhs.shape[0], l if minimum_norm else s), M.dtype)
+    errors, _, gradient = backward_error(M, rhs, X, size, minimum_norm)
+    zero, one, no = jnp.asarray(0, jnp.int32), jnp.ones((), M.dtype), jnp.asarray(False)
+    C, probes = _moved_along(M, rhs, size, minimum_norm)
+    start = Carry(M / size, C, E / size**2, X, gradient, errors, errors.backward <= rtol, no, one, zero, zero, zero)
+    end = lax.while_loop(
+        lambda c: ~c.done & (c.steps < max_steps), lambda c: refine(advance(c)), start if small else refine(start)
     )
-    return lax.while_loop(
-        lambda c: ~c.done & (c.steps < max_steps),
-        lambda c: refine(advance(c)),
-        start if small else refine(start),
-    )
+    probes = end.C[:, :_PROBES].T if minimum_norm else matmul(probes, end.C)
+    condition = size * norm(matmul(probes, end.E)) / _PROBES**0.5  # about ||M|| ||M^+||, blind to the null space
+    return end, jnp.maximum(condition, 1)
 
 
-def _as_state(c: Carry, minimum_norm) -> State:
-    """What has to move along with A, as Update's blocks: B for least squares, C (with gamma = eta) otherwise."""
-    l, dtype = c.M.shape[1], c.M.dtype
-    columns = jnp.concatenate([c.probe, c.rhs]) if minimum_norm else c.probe
-    B = jnp.zeros((0, l), dtype) if minimum_norm else c.rhs
-    return State(c.M, B, columns.T, jnp.zeros((B.shape[0], columns.shape[0]), dtype))
+def _moved_along(M, rhs, size, minimum_norm):
+    """The columns that Update's C line (with gamma = eta) multiplies by the same factors as M, and random probes.
+
+    Minimum norm: the right-hand sides, since (Q M) y = Q c has the solution of M y = c. Least squares: the identity,
+    which becomes Q; the residual of the original problem is conditioned by it afresh each time, because a
+    conditioned copy of an inconsistent rhs would carry the amplified rounding of the part that M cannot reach.
+    """
+    probes = jnp.asarray(np.random.default_rng(1).standard_normal((_PROBES, M.shape[0])), M.dtype)
+    if minimum_norm:
+        return jnp.concatenate([probes, rhs]).T / size, probes
+    return jnp.eye(M.shape[0], dtype=M.dtype) / size, probes
+
+
+def _blind(c: Carry):
+    s, eps = c.M.shape[0], jnp.finfo(c.M.dtype).eps
+    return jnp.minimum(4 * eps * s**0.5 * c.growth, 1e-3).astype(c.M.dtype)
+
+
+def _budget(c: Carry):
+    return None if c.M.shape[0] < _SMALL else c.M.shape[0] // 3
+
+
+def _minimum_norm_solve(c: Carry, needed):
+    """Solves X M_l^T = rhs_l further. Returns (correction of X, stationarity, slow, inconsistent, iterations)."""
+    r = c.C[:, _PROBES:].T - matmul(c.X, c.M.T)
+
+    def run(multiply):
+        return conjugate_residuals(multiply, r, needed, _budget(c), _blind(c))
+
+    if _budget(c) is None:
+        krylov, i, slow = run(by_factor(c.M))
+    else:
+        krylov, i, slow = lax.cond(c.inconsistent, lambda: run(by_factor(c.M)), lambda: run(by_energy(c.E)))
+    stationary = worst(safe_divide(jnp.sqrt(krylov.energy[:, 0]), norm(krylov.r, -1)))
+    inconsistent = jnp.any(norm(krylov.rE, -1) < 1e-6 * norm(krylov.r, -1))
+    return matmul(krylov.z, c.M), stationary, slow, inconsistent, i
+
+
+def _least_squares_solve(c: Carry, needed):
+    """Correction Z Q of X, where Z M_l ~ R for the residual R of the original problem. Returns the same."""
+    r = matmul(c.gradient, c.C.T)
+    krylov, i, slow = conjugate_residuals(by_energy(c.E), r, needed, _budget(c), _blind(c))
+    z = krylov.z
+    if _budget(c) is None:
+        # A cycle may have raised null-space noise far more than the data needed. E is near a projector by now,
+        # so z - z (I - E)^3 keeps what z has in the range and drops the rest.
+        rest = z
+        for _ in range(3):
+            rest = rest - matmul(rest, c.E)
+        z = z - rest
+    return matmul(z, c.C), jnp.asarray(jnp.inf, z.dtype), slow, jnp.asarray(False), i
 
 
 def gram_and_solve(M, rhs, minimum_norm, rtol):
@@ -287,13 +309,10 @@ def least_squares(M, rhs, minimum_norm, rtol, rcond, max_steps):
         E = matmul(scaled, scaled.T)
         size = jnp.sqrt(energy_bound(E))
         size = jnp.where(size > 0, size, 1)
-        X = jnp.zeros((rhs.shape[0], M.shape[1] if minimum_norm else M.shape[0]), M.dtype)
-        errors, _, _ = backward_error(scaled, scaled_rhs, X, size, minimum_norm)
-        c = condition_and_solve(Target(scaled, scaled_rhs, size, minimum_norm), E, X, errors, rtol, limit)
+        c, condition = condition_and_solve(Target(scaled, scaled_rhs, size, minimum_norm), E, rtol, limit)
         exhausted = jnp.where(c.best_step >= c.steps - 6, Status.RANK_CUTOFF, Status.STAGNATED)
         exhausted = exhausted if limit == budget else Status.MAX_STEPS
         status = jnp.where(c.done, Status.CONVERGED, exhausted)
-        condition = jnp.maximum(norm(matmul(c.probe, c.E)) / _PROBES**0.5, 1)
         return c.X * M_scale, status, Stats(c.steps, c.inner, c.errors.backward, size / M_scale, condition)
 
     if M.shape[1] >= _GRAM_ASPECT * M.shape[0] and limit == budget:

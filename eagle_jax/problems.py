@@ -226,7 +226,7 @@ def _dimensions(M: int, d: int, n: int, alpha: float, measure: str) -> tuple[int
 
 
 def _ranges(Q: jax.Array, M: int, cells: int, alpha: float, measure: str) -> jax.Array:
-    """Orthonormal bases of the machines' ranges, (M, d, rank); Q's columns span the joint range, cells first."""
+    """Orthonormal bases (M, d, rank) of the machines' ranges; Q spans the joint range, cells first."""
     d = Q.shape[0]
     common = jnp.broadcast_to(Q[:, cells * M :], (M, d, Q.shape[1] - cells * M))
     if cells == 0:
@@ -288,7 +288,7 @@ def _matmul(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _normals(key: jax.Array, dtype: DTypeLike, *shapes: tuple[int, ...]) -> list[jax.Array]:
-    """Standard normal arrays from one draw: a program with one draw compiles several times faster than with many."""
+    """Standard normal arrays, from one draw: many draws take several times as long to compile."""
     sizes = [math.prod(shape) for shape in shapes]
     flat = jax.random.normal(key, (sum(sizes),), dtype)
     parts = jnp.split(flat, np.cumsum(sizes)[:-1])
@@ -317,9 +317,7 @@ def _cut(X: jax.Array, d: int, n: int) -> Problem:
     return Problem(X[:d, :n], X[d:, :n], X[:d, n:], X[d:, n:])
 
 
-def _log_uniform(
-    key: jax.Array, kappa: float, shape: tuple[int, ...], name: str, dtype: jnp.dtype
-) -> jax.Array:
+def _log_uniform(key: jax.Array, kappa: float, shape: tuple[int, ...], name: str, dtype: jnp.dtype) -> jax.Array:
     """Singular values in [1/kappa, 1], the first 1 and the last 1/kappa."""
     _require(kappa >= 1 and np.isfinite(kappa), name, kappa, "a finite number, at least 1")
     _require(shape[-1] > 1 or kappa == 1, name, kappa, "1: the rank is 1, and so is the condition number")

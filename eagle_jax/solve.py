@@ -59,9 +59,7 @@ def lstsq(a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> S
     vector = b.ndim == 1
     a, b = as_matrices(a=a, b=b[:, None] if vector else b)
     if a.shape[0] != b.shape[0]:
-        raise ValueError(
-            f"b has {b.shape[0]} rows but a has {a.shape[0]}; they must agree (a: m x k, b: m or m x p)"
-        )
+        raise ValueError(f"b has {b.shape[0]} rows but a has {a.shape[0]}; they must agree (a: m x k, b: m or m x p)")
     W, status, stats = _estimate(a.T, b.T, _settings(a, rtol, rcond, max_steps, schedule))
     return Solution(W[0] if vector else W.T, status, stats)
 
@@ -106,9 +104,7 @@ def trajectory(A, B, C, *, steps: int, schedule="paper") -> Trajectory:
     check_equal("rows", "C", C.shape[0], "A", A.shape[0])
     fixed = resolve(schedule)
     if fixed == OPTIMAL:
-        raise ValueError(
-            'trajectory follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)'
-        )
+        raise ValueError('trajectory follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)')
     return _trajectory(A, B, C, steps, fixed)
 
 

@@ -189,16 +189,12 @@ def stability(r: common.Results) -> Finding:
 CLAIMS = (
     Claim("N1", "quadratic convergence", "slope about 2", "convergence", "n1_convergence", order),
     Claim("N2", "iterations grow like log kappa", "figure", "kappa_sweep", "n2_kappa_sweep", log_kappa),
-    Claim(
-        "N3", "fewer iterations than CG, kappa=1e4", "about 100x", "kappa_sweep", "n2_kappa_sweep", against_cg
-    ),
+    Claim("N3", "fewer iterations than CG, kappa=1e4", "about 100x", "kappa_sweep", "n2_kappa_sweep", against_cg),
     Claim("N4", "converges at every rank; CG unreliable", "figure", "ranks", "n4_ranks", small_ranks),
     Claim("N5", "estimation form identical", "W_l C = D_l", "convergence", "n1_convergence", estimation),
     Claim("N6", "converges on six data families", "figure", "families", "n6_families", families),
     Claim("N7", "the same at n = 1920", "figure", "ranks", "n7_ranks_large", large_ranks),
-    Claim(
-        "N9", "step sizes in [0.2, 2] hardly matter", "[0.2, 2]", "step_sizes", "n9_step_sizes", step_sizes
-    ),
+    Claim("N9", "step sizes in [0.2, 2] hardly matter", "[0.2, 2]", "step_sizes", "n9_step_sizes", step_sizes),
     Claim("N10", "stopping on ||D_l - D_(l-1)|| suffices", "no number", "stopping", "n10_stopping", stopping),
     Claim("N11", "stable for any kappa", "tested to 1e5", "error_map", "n11_error_map", stability),
 )
@@ -232,9 +228,7 @@ def write(out: Path) -> tuple[Path, list[dict[str, Any]]]:
 def print_table(records: list[dict[str, Any]]) -> None:
     for r in records:
         common.console.print(f"{r['id']:4} {r['verdict']:11} {r['statement']}", highlight=False)
-        common.console.print(
-            f"     paper: {r['paper']}; measured: {r['measured']}", highlight=False, markup=False
-        )
+        common.console.print(f"     paper: {r['paper']}; measured: {r['measured']}", highlight=False, markup=False)
 
 
 def main() -> None:

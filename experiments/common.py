@@ -52,8 +52,8 @@ def keys(seed: int, runs: int):
 def over_runs(build: Callable, measure: Callable, seed: int, runs: int, description: str) -> Any:
     """`measure(build(key))` for each run; the results stacked along a first axis of runs.
 
-    One run at a time: large products already fill the cores, and a batch of them is slower on CPU. The solvers
-    below are jitted one by one, so that settings and experiments of equal shape share their compilation.
+    One run at a time: large products already fill the cores, and a batch of them is slower on CPU. The
+    solvers below are jitted one by one: settings and experiments of equal shape share their compilation.
     """
     rows = [jax.tree.map(np.asarray, measure(build(key))) for key in track(keys(seed, runs), description)]
     return jax.tree.map(lambda *x: np.stack(x), *rows)
@@ -106,9 +106,7 @@ def optimal_solution(problem: Problem) -> eagle_jax.Solution:
     return eagle_jax.solve(problem.A, problem.B, problem.C)
 
 
-def interleaved_seconds(
-    functions: Mapping[str, Callable], problem: Problem, repeats: int
-) -> dict[str, float]:
+def interleaved_seconds(functions: Mapping[str, Callable], problem: Problem, repeats: int) -> dict[str, float]:
     """Median wall time of each jitted function; interleaved, so that a busy moment hits all of them alike."""
     for f in functions.values():
         jax.block_until_ready(f(problem))
@@ -148,7 +146,7 @@ def as_json(cfg: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(cfg)))
 
 
-def save(out: Path, item: str, cfg: Any, results: Results, wall_seconds: float, command: str) -> None:
+def save(out: Path, item: str, cfg: Any, results: Results, wall_seconds: float, command: str, digest: str) -> None:
     arrays = {name: np.asarray(value) for name, value in results.items()}
     bad = [name for name, value in arrays.items() if value.dtype.hasobject]
     if bad:
@@ -170,7 +168,7 @@ def save(out: Path, item: str, cfg: Any, results: Results, wall_seconds: float, 
         "cores": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 2),
         "git_revision": git_revision(),
-        "source_digest": source_digest(item),
+        "source_digest": digest,
         "wall_seconds": round(wall_seconds, 2),
         "arrays": {name: {"shape": value.shape, "dtype": str(value.dtype)} for name, value in arrays.items()},
     }
@@ -196,10 +194,12 @@ def is_current(out: Path, item: str, cfg: Any) -> bool:
 
 
 def run_and_save(out: Path, item: str, run: Callable[[Any], Results], cfg: Any, command: str) -> float:
+    # taken first: the source may be edited while the run goes on
+    digest = source_digest(item)
     start = time.perf_counter()
     results = run(cfg)
     wall = time.perf_counter() - start
-    save(out, item, cfg, results, wall, command)
+    save(out, item, cfg, results, wall, command, digest)
     return wall
 
 

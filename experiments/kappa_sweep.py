@@ -39,7 +39,7 @@ class Config:
 
 PRESETS = {
     "quick": Config(runs=2, cg_cap=30_000, gd_cap=3_000, repeats=3),
-    "default": Config(runs=10, gd_cap=200_000),
+    "default": Config(runs=10, gd_cap=20_000),
     "full": Config(),
 }
 
@@ -60,9 +60,7 @@ def _steps(cfg: Config, build: Callable, label: str) -> dict[str, np.ndarray]:
 
     errors, outer, inner = common.over_runs(build, measure, cfg.seed, cfg.runs, label)
     results = {f"best_{name}": e.min(-1) for name, e in errors.items()}
-    results |= {
-        f"steps_{name}": common.first_below(errors[name], common.TARGET_MSE) for name in ("paper", "cg")
-    }
+    results |= {f"steps_{name}": common.first_below(errors[name], common.TARGET_MSE) for name in ("paper", "cg")}
     reached = results["best_optimal"] <= common.TARGET_MSE
     results["steps_optimal"] = np.where(reached, outer, common.NOT_REACHED)
     results["inner_optimal"] = inner

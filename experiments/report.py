@@ -7,6 +7,7 @@ Lines are medians over runs, bands 10 to 90 %. A method has the same colour in e
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -35,7 +36,7 @@ LABELS = {
     "lstsq": "lstsq (SVD)",
     "estimation": "EAGLE, estimation form",
 }
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -73,13 +74,13 @@ def convergence(r: common.Results) -> Figure:
     x, estimate = steps_axis(r["estimation"]), np.median(r["estimation"], axis=0)
     left.plot(x, estimate, "o", ms=3, mfc="none", color=COLOURS["estimation"], label=LABELS["estimation"])
     left.set(xscale="log", yscale="log", xlabel="iteration", ylabel="relative error of D", ylim=(1e-16, 3))
-    left.legend(loc="lower right", bbox_to_anchor=(1.0, 0.12))
+    figure.legend(*_merged(left), loc="outside lower center", ncols=4)
     now, then = r["eagle"][:, :-1].ravel(), r["eagle"][:, 1:].ravel()
     right.loglog(now, then, ".", ms=4, color=COLOURS["paper"], alpha=0.5)
     line = np.array([1e-8, 1.0])
     right.loglog(line, line, color="#999999", lw=0.9, ls=":")
     right.loglog(line, 30 * line**2, color="#222222", lw=0.9, ls="--")
-    right.annotate("slope 1", (1e-7, 1e-7), (1e-7, 1e-6), color="#777777", ha="left", va="bottom", fontsize=8)
+    right.annotate("slope 1", (1e-7, 1e-7), (3e-8, 1e-6), color="#777777", ha="left", va="bottom", fontsize=8)
     right.annotate("slope 2", (1e-6, 3e-11), (2e-6, 3e-12), ha="left", fontsize=8)
     right.set(xlim=(1e-9, 2), ylim=(1e-16, 3), xlabel="error at step l", ylabel="error at step l+1")
     right.set_title(f"fitted order {np.nanmedian(r['order']):.2f}")
@@ -107,9 +108,7 @@ def kappa_sweep(r: common.Results) -> Figure:
     missing = kappas[np.isnan(gd)]
     if missing.size:
         note = f"GD not reached at κ ≥ {missing.min():.0e}"
-        right.text(
-            0.98, 0.97, note, transform=right.transAxes, ha="right", va="top", fontsize=8, color="#666666"
-        )
+        right.text(0.98, 0.97, note, transform=right.transAxes, ha="right", va="top", fontsize=8, color="#666666")
     return figure
 
 
@@ -132,9 +131,7 @@ def _small_multiples(r: common.Results, titles: list[str], prefix: str, columns:
             errors = r[f"{prefix}{method}"][i]
             band(ax, steps_axis(errors), errors, method)
         level = np.clip(np.median(r[f"{prefix}optimal"][i]), FLOOR, None)
-        ax.axhline(
-            level, color=COLOURS["optimal"], ls="--", lw=1.1, label=LABELS["optimal"] + ", final error"
-        )
+        ax.axhline(level, color=COLOURS["optimal"], ls="--", lw=1.1, label=LABELS["optimal"] + ", final error")
         ax.set_title(titles[i])
         ax.set(xscale="log", yscale="log", ylim=(FLOOR, 1e3))
     for ax in axes[-1]:
@@ -155,9 +152,7 @@ def large_ranks(r: common.Results) -> Figure:
 
 def families(r: common.Results) -> Figure:
     names = r["families"].tolist()
-    titles = [
-        f"{n.replace('_', ' ')}, κ = {np.median(k):.0e}" for n, k in zip(names, r["kappa"], strict=True)
-    ]
+    titles = [f"{n.replace('_', ' ')}, κ = {np.median(k):.0e}" for n, k in zip(names, r["kappa"], strict=True)]
     return _small_multiples(r, titles, "", 3)
 
 
@@ -185,9 +180,7 @@ def stopping(r: common.Results) -> Figure:
         ax.axhline(solve, color=COLOURS["optimal"], ls="--", lw=1.1, label=LABELS["optimal"] + ", error")
         stop = np.median(r["stop_steps"][i, :, tight]), np.median(r["stop_error"][i, :, tight])
         ax.plot(*stop, "o", color="#B22222", ms=6, label=f"stop at change < {r['taus'][tight]:.0e}")
-        ax.annotate(
-            f"{stop[1]:.0e} at step {stop[0]:g}", stop, (8, 4), textcoords="offset points", fontsize=8
-        )
+        ax.annotate(f"{stop[1]:.0e} at step {stop[0]:g}", stop, (8, 4), textcoords="offset points", fontsize=8)
         ax.set(yscale="log", ylim=(FLOOR, 1e2), xlabel="iteration", title=titles[name])
     axes[0].set_ylabel("relative to ‖D‖")
     figure.legend(*_merged(axes[0]), loc="outside lower center", ncols=4)

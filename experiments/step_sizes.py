@@ -2,8 +2,9 @@
 
     python -m experiments.step_sizes        (50 runs; about 1 min on 2 cores)
 
-Paper: n = d = 15, rank 15, best error in 200 iterations; scaling eta and gamma by a common factor in [0.2, 2],
-or gamma/eta by a ratio in [0.2, 2], has "minimal effect". rho_l = 1/||A_l||^2 is recomputed at every step here.
+Paper: n = d = 15, rank 15, best error in 200 iterations; scaling eta and gamma by a common factor in
+[0.2, 2], or gamma/eta by a ratio in [0.2, 2], has "minimal effect". Here rho_l = 1/||A_l||^2 is recomputed at
+every step.
 
 Headroom: the trained network ties rho to the largest ||A||^2 of its batch, so for a typical task its steps
 are shorter than they look by max ||A||^2 / median ||A||^2, measured over batches of 1024 training tasks.

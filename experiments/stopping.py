@@ -2,9 +2,9 @@
 
     python -m experiments.stopping        (50 runs; about 10 s on 2 cores)
 
-Paper: "a simple ||D_l - D_(l-1)||_F < tau stopping rule suffices in practice" (no tau is given). Two spectra
-that contradict it: {1 (39 times), 1e-8} and Kahan(60). tau is relative to ||D_l||_F here. W and C are Gaussian,
-B = W A, D = W C, so that no direction of A is unimportant.
+Paper: "a simple ||D_l - D_(l-1)||_F < tau stopping rule suffices in practice" (no tau is given). Two
+matrices that contradict it: singular values {1 (39 times), 1e-8}, and Kahan(60). tau is relative to ||D_l||_F
+here. W and C are Gaussian, B = W A, D = W C, so that no direction of A is unimportant.
 """
 
 import dataclasses

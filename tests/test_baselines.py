@@ -55,14 +55,16 @@ def test_ridge_means_the_same_everywhere(x64, name):
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_jit_and_vmap(name):
+def test_jit_and_vmap(x64, name):
     keys = jax.random.split(KEY, 3)
     batch = jax.vmap(functools.partial(problems.conditioned, n=N, d=D_ROWS, kappa=3.0))(keys)
     solve = functools.partial(BASELINES[name], steps=20)
     together = jax.jit(jax.vmap(solve))(*batch[:3])
     for i in range(3):
         alone = solve(batch.A[i], batch.B[i], batch.C[i])
-        np.testing.assert_allclose(together.history[i], alone.history, atol=1e-5)
+        # CG's middle steps amplify rounding, its last ones do not
+        np.testing.assert_allclose(together.history[i], alone.history, atol=1e-10)
+        np.testing.assert_allclose(together.D[i], alone.D, atol=1e-13)
 
 
 def test_direct_is_the_minimum_norm_solution_on_low_rank(x64):

@@ -1,8 +1,9 @@
-"""Each experiment run tiny: shapes, one property that matters, and the rules that turn results into verdicts."""
+"""Each experiment run tiny: shapes, one property that matters; and the rules that give verdicts."""
 
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -40,12 +41,19 @@ TINY = {
         large_runs=1,
     ),
     "families": families.Config(n=12, rank=12, runs=2, steps=STEPS, cg_steps=FIRST_ORDER),
-    "step_sizes": step_sizes.Config(
-        n=12, runs=2, grid=4, batch=16, batches=2, emergent_n=12, emergent_kappas=(1e1,)
-    ),
+    "step_sizes": step_sizes.Config(n=12, runs=2, grid=4, batch=16, batches=2, emergent_n=12, emergent_kappas=(1e1,)),
     "stopping": stopping.Config(gapped_n=12, kahan_n=12, runs=2),
     "error_map": error_map.Config(n=12, exponents=(0, 4), runs=2),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast_compilation():
+    """Nearly all the time here is compilation, of programs that then run for microseconds."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +101,8 @@ def test_ranks(tiny):
 def test_families(tiny):
     r = tiny(families)
     assert r["paper"].shape == (6, 2, STEPS)
-    assert r["optimal"].max() < 1e-8 and r["lstsq"].max() < 1e-8
+    dense = r["families"] != "rademacher"  # at n = 12 the sparse factors are mostly empty, and D is 0
+    assert r["optimal"][dense].max() < 1e-8 and r["lstsq"][dense].max() < 1e-8
 
 
 def test_step_sizes(tiny):
@@ -119,7 +128,7 @@ def test_error_map(tiny):
 
 def test_results_survive_storage_and_become_verdicts_and_figures(tiny, tmp_path):
     for module in reproduce.EXPERIMENTS:
-        common.save(tmp_path, module.ITEM, TINY[module.ITEM], tiny(module), 0.1, "test")
+        common.save(tmp_path, module.ITEM, TINY[module.ITEM], tiny(module), 0.1, "test", "digest")
     loaded, about = common.load(tmp_path, "stopping")
     np.testing.assert_array_equal(loaded["error"], tiny(stopping)["error"])
     assert about["versions"]["numpy"] == np.__version__ and about["config"]["runs"] == 2
@@ -131,17 +140,19 @@ def test_results_survive_storage_and_become_verdicts_and_figures(tiny, tmp_path)
     assert {p.stem for p in written} == {c.figure for c in claims.CLAIMS}
 
 
-def test_only_the_same_config_counts_as_done(tmp_path):
+def test_only_the_same_config_and_source_count_as_done(tmp_path):
     cfg = stopping.Config(runs=1)
     assert not common.is_current(tmp_path, "stopping", cfg)
-    common.save(tmp_path, "stopping", cfg, {"x": 1.0}, 0.1, "test")
+    common.save(tmp_path, "stopping", cfg, {"x": 1.0}, 0.1, "test", common.source_digest("stopping"))
     assert common.is_current(tmp_path, "stopping", cfg)
     assert not common.is_current(tmp_path, "stopping", dataclasses.replace(cfg, runs=2))
+    common.save(tmp_path, "stopping", cfg, {"x": 1.0}, 0.1, "test", "of another source")
+    assert not common.is_current(tmp_path, "stopping", cfg)
 
 
 def test_objects_are_not_stored(tmp_path):
     with pytest.raises(TypeError, match="bad"):
-        common.save(tmp_path, "stopping", stopping.Config(), {"bad": np.array([None])}, 0.1, "test")
+        common.save(tmp_path, "stopping", stopping.Config(), {"bad": np.array([None])}, 0.1, "test", "digest")
 
 
 def test_claims_without_results_are_not_run(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from eagle_jax import problems
 
 KEY = jax.random.key(7)
-SMALL: Any = {"n": 20, "d": 16, "n_out": 3, "d_out": 2}
+SMALL: Any = {"n": 40, "d": 32, "n_out": 3, "d_out": 2}
 GENERATORS = {
     "training_task": functools.partial(problems.training_task, **SMALL),
     "conditioned": functools.partial(problems.conditioned, **SMALL, rank=9),
@@ -34,7 +34,7 @@ def nystrom(A, B, C, rank):
 def test_hidden_block_is_the_nystrom_estimate(dtype, name):
     problem = GENERATORS[name](KEY, dtype=dtype)
     A, B, C, D = problem
-    assert [x.shape for x in problem] == [(16, 20), (2, 20), (16, 3), (2, 3)]
+    assert [x.shape for x in problem] == [(32, 40), (2, 40), (32, 3), (2, 3)]
     assert {x.dtype for x in problem} == {jnp.dtype(dtype)}
     s, rank, eps = singular_values(A), RANKS[name], jnp.finfo(dtype).eps
     assert s[rank] < 20 * eps * s[0] < s[rank - 1]
@@ -162,9 +162,7 @@ DIVERSITY = [
 @pytest.mark.parametrize(("machines", "d", "n", "alpha", "measure", "joint"), DIVERSITY)
 def test_distributed_has_the_prescribed_diversity(x64, machines, d, n, alpha, measure, joint):
     kappa = 1e3
-    A, B, C, D = problems.distributed(
-        KEY, machines=machines, d=d, n=n, kappa_max=kappa, alpha=alpha, measure=measure
-    )
+    A, B, C, D = problems.distributed(KEY, machines=machines, d=d, n=n, kappa_max=kappa, alpha=alpha, measure=measure)
     assert (A.shape, B.shape) == ((machines, d, n), (machines, 2, n))
     assert (C.shape, D.shape) == ((d, 2), (2, 2))
     # rounding in A turns its range by eps·kappa
@@ -232,7 +230,7 @@ def test_gallery_spectra():
         (lambda: problems.training_task(KEY, noise=-1.0), "noise: got -1.0"),
         (lambda: problems.conditioned(KEY, **SMALL, kappa=0.5), "kappa: got 0.5"),
         (lambda: problems.conditioned(KEY, **SMALL, rank=1), "kappa: got 100.0, expected 1:"),
-        (lambda: problems.conditioned(KEY, **SMALL, rank=17), "rank: got 17"),
+        (lambda: problems.conditioned(KEY, **SMALL, rank=33), "rank: got 33"),
         (lambda: problems.distributed(KEY, d=24, n=24, alpha=0.83), r"alpha: got 0.83, expected .*0.6667\]"),
         (lambda: problems.distributed(KEY, d=24, n=24, alpha=0.0), "alpha: got 0.0"),
         (lambda: problems.distributed(KEY, machines=1, alpha=0.5, measure="ratio"), "alpha: got 0.5"),
