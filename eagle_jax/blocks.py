@@ -55,7 +55,7 @@ def _as_float(name, value) -> jax.Array:
         raise TypeError(
             f"{name} is {dtype}; expected float32 or float64. Cast it, for example {name}.astype('float32')"
         )
-    if dtype == np.float64 and not jax.config.jax_enable_x64:
+    if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
         raise TypeError(
             f"{name} is float64 but JAX's 64-bit mode is off, so it would silently become float32; call "
             f"jax.config.update('jax_enable_x64', True) first, or cast {name} to float32"

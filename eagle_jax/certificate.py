@@ -14,21 +14,26 @@ class Errors(NamedTuple):
     merit: jax.Array
 
 
-def backward_error(M, rhs, X, size, minimum_norm):
-    """(Errors, R, R M^T or R M) of the rows X.
+def backward_error(M, rhs, X, size, minimum_norm, projected=None):
+    """(Errors, R, gradient) of the rows X, R = rhs - X M (or rhs - X M^T) and gradient = R M^T (or R M).
 
-    The backward error is the largest over the rows of min(||R||/(||M|| ||X|| + ||rhs||), ||R M^T||/(||M|| ||R||)).
-    Either one small means that X solves a problem that close to the given one exactly: LSQR's two stopping tests.
-    `merit` leaves ||X|| out of it. It ranks iterates: with ||X|| in the denominator, an X full of amplified null-space
-    noise would look like an improvement.
+    The backward error is the largest over the rows of the smallest of
+        ||R|| / (||M|| ||X|| + ||rhs||),   ||gradient|| / (||M|| ||R||),   ||P R|| / (||M|| ||X|| + ||rhs||),
+    P the projector on M's row space. Each of them small means that X solves a problem that close to the given one
+    exactly; the first two are LSQR's stopping tests, the third perturbs rhs by P R and needs `projected`, a function
+    gradient -> norms of P R that is inf where it cannot be had.
+    `merit` leaves ||X|| out of it. It ranks iterates: with ||X|| in the denominator, an X full of amplified
+    null-space noise would look like an improvement.
     """
     R = rhs - matmul(X, M.T if minimum_norm else M)
     gradient = matmul(R, M if minimum_norm else M.T)
-    size_R = norm(R, -1)
+    size_R, size_rhs = norm(R, -1), norm(rhs, -1)
     stationary = safe_divide(norm(gradient, -1), size * size_R)
-    relative = safe_divide(size_R, size * norm(X, -1) + norm(rhs, -1))
-    absolute = safe_divide(size_R, norm(rhs, -1))
-    errors = Errors(worst(jnp.minimum(relative, stationary)), worst(jnp.minimum(absolute, stationary)))
+    left = size_R if projected is None else jnp.minimum(size_R, projected(gradient))
+    relative = safe_divide(left, size * norm(X, -1) + size_rhs)
+    errors = Errors(
+        worst(jnp.minimum(relative, stationary)), worst(jnp.minimum(safe_divide(left, size_rhs), stationary))
+    )
     return errors, R, gradient
 
 

@@ -12,6 +12,7 @@ Update, so the loop alternates: Update, then as many thin iterations as pay. Wha
 in the *original* M and rhs, so rounding in the conditioned copies cannot fake convergence.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -19,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eagle_jax.certificate import Errors, backward_error, settled, worst
+from eagle_jax.certificate import Errors, backward_error, worst
 from eagle_jax.scaling import power_of_two, step_budget
-from eagle_jax.schedules import CYCLE, LIFT, OPTIMAL
+from eagle_jax.schedules import CYCLE, LIFT
 from eagle_jax.solution import Stats, Status
 from eagle_jax.spectral import energy_bound, norm, safe_divide
 from eagle_jax.update import State, matmul, update, update_energy
@@ -42,6 +43,7 @@ class Target(NamedTuple):
     rhs: jax.Array
     size: jax.Array  # ||M||_2, from above
     minimum_norm: bool
+    carry_rhs: bool  # see `_moved_along`
 
 
 class Krylov(NamedTuple):
@@ -123,7 +125,7 @@ class Carry(NamedTuple):
     C: jax.Array  # Update's C block, see `_moved_along`
     E: jax.Array  # M M^T
     X: jax.Array  # the best so far
-    gradient: jax.Array  # R M^T (or R M) of X in the original problem
+    residual: jax.Array  # of X in the original problem: R for minimum norm, R M^T for least squares
     errors: Errors  # of X, in the original problem
     done: jax.Array
     inconsistent: jax.Array  # rhs has a part that M cannot reach
@@ -135,30 +137,36 @@ class Carry(NamedTuple):
 
 def condition_and_solve(target: Target, E, rtol, max_steps: int):
     """Alternates optimal Updates of M with thin Krylov solves until X has converged. Returns (Carry, condition)."""
-    M, rhs, size, minimum_norm = target
+    M, rhs, size, minimum_norm, carry_rhs = target
     s, l = M.shape
-    small = s < _SMALL
-    aim = rtol / 4
-    solve_thin = _minimum_norm_solve if minimum_norm else _least_squares_solve
+    polish = s < _SMALL or not carry_rhs
+    solve_thin = _carried_solve if carry_rhs else partial(_conditioned_solve, minimum_norm=minimum_norm)
 
     def attempt(c: Carry):
         """One thin solve in the conditioned problem, judged in the original one."""
-        correction, stationary, slow, inconsistent, i = solve_thin(c, aim / c.errors.backward)
+        correction, slow, inconsistent, i = solve_thin(c, 0.25 * rtol / c.errors.backward)
         X = c.X + correction
-        errors, _, gradient = backward_error(M, rhs, X, size, minimum_norm)
-        enough = settled(errors, stationary, c.growth, rtol)
-        better = (errors.merit < 0.7 * c.errors.merit) | enough
-        gain = 1e-3 if small else 0.1
-        worthwhile = ~slow & (errors.merit < gain * c.errors.merit) & (errors.backward > aim)
-        kept = (c.X, c.gradient, c.errors, c.best_step)
-        X, gradient, errors, best_step = jax.tree.map(
-            lambda new, old: jnp.where(better, new, old), (X, gradient, errors, c.steps), kept
+        projected = None if minimum_norm else _projected(c.E, c.C)
+        errors, R, gradient = backward_error(M, rhs, X, size, minimum_norm, projected)
+        better = errors.merit < 0.7 * c.errors.merit
+        if carry_rhs:
+            gain = 1e-3 if polish else 0.1
+            worthwhile = ~slow & (errors.merit < gain * c.errors.merit) & (errors.backward > 0.25 * rtol)
+            final = jnp.asarray(True)
+        else:
+            # A large residual makes the answer sensitive to the gradient's last digits, and a pass is cheap: go on
+            # until it no longer helps, though M is conditioned or one more cycle has been tried.
+            worthwhile = errors.merit < 0.3 * c.errors.merit
+            final = (_spread(c.E) <= 0.1) | (~better & (c.steps > c.best_step))
+        tried = (X, R if minimum_norm else gradient, errors, c.steps)
+        X, residual, errors, best_step = jax.tree.map(
+            lambda new, old: jnp.where(better, new, old), tried, (c.X, c.residual, c.errors, c.best_step)
         )
         return c._replace(
             X=X,
-            gradient=gradient,
+            residual=residual,
             errors=errors,
-            done=c.done | enough | (errors.backward <= rtol),
+            done=c.done | ((errors.backward <= rtol) & final),
             inconsistent=c.inconsistent | inconsistent,
             inner=c.inner + i,
             best_step=best_step,
@@ -174,33 +182,35 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
         return c._replace(M=A, C=scale * new.C, E=matmul(A, A.T), growth=c.growth * scale, steps=c.steps + 1)
 
     def advance(c: Carry) -> Carry:
-        if not small:
+        if not polish:
             return step(c, *LIFT)
         scales, etas = (jnp.asarray(v, M.dtype) for v in zip(*CYCLE[:max_steps], strict=True))
         return lax.fori_loop(0, len(scales), lambda i, c: step(c, scales[i], etas[i]), c)
 
     X = jnp.zeros((rhs.shape[0], l if minimum_norm else s), M.dtype)
-    errors, _, gradient = backward_error(M, rhs, X, size, minimum_norm)
+    errors, R, gradient = backward_error(M, rhs, X, size, minimum_norm)
     zero, one, no = jnp.asarray(0, jnp.int32), jnp.ones((), M.dtype), jnp.asarray(False)
-    C, probes = _moved_along(M, rhs, size, minimum_norm)
-    start = Carry(M / size, C, E / size**2, X, gradient, errors, errors.backward <= rtol, no, one, zero, zero, zero)
+    C, probes = _moved_along(M, rhs, size, carry_rhs)
+    residual, converged = R if minimum_norm else gradient, errors.backward <= rtol
+    start = Carry(M / size, C, E / size**2, X, residual, errors, converged, no, one, zero, zero, zero)
     end = lax.while_loop(
-        lambda c: ~c.done & (c.steps < max_steps), lambda c: refine(advance(c)), start if small else refine(start)
+        lambda c: ~c.done & (c.steps < max_steps), lambda c: refine(advance(c)), start if polish else refine(start)
     )
-    probes = end.C[:, :_PROBES].T if minimum_norm else matmul(probes, end.C)
+    probes = end.C[:, :_PROBES].T if carry_rhs else matmul(probes, end.C)
     condition = size * norm(matmul(probes, end.E)) / _PROBES**0.5  # about ||M|| ||M^+||, blind to the null space
     return end, jnp.maximum(condition, 1)
 
 
-def _moved_along(M, rhs, size, minimum_norm):
+def _moved_along(M, rhs, size, carry_rhs):
     """The columns that Update's C line (with gamma = eta) multiplies by the same factors as M, and random probes.
 
-    Minimum norm: the right-hand sides, since (Q M) y = Q c has the solution of M y = c. Least squares: the identity,
-    which becomes Q; the residual of the original problem is conditioned by it afresh each time, because a
-    conditioned copy of an inconsistent rhs would carry the amplified rounding of the part that M cannot reach.
+    carry_rhs, for minimum norm only: the right-hand sides, since (Q M) y = Q c has the solution of M y = c. That is
+    the cheapest, and right whenever c is in the range of M. Otherwise the identity, which becomes Q: the residual of
+    the original problem is conditioned by it afresh each time, whereas a conditioned copy of an inconsistent rhs
+    would carry the amplified rounding of the part that M cannot reach.
     """
     probes = jnp.asarray(np.random.default_rng(1).standard_normal((_PROBES, M.shape[0])), M.dtype)
-    if minimum_norm:
+    if carry_rhs:
         return jnp.concatenate([probes, rhs]).T / size, probes
     return jnp.eye(M.shape[0], dtype=M.dtype) / size, probes
 
@@ -210,39 +220,53 @@ def _blind(c: Carry):
     return jnp.minimum(4 * eps * s**0.5 * c.growth, 1e-3).astype(c.M.dtype)
 
 
-def _budget(c: Carry):
-    return None if c.M.shape[0] < _SMALL else c.M.shape[0] // 3
+def _spread(E):
+    """||E - c I||_F / c, c the mean eigenvalue. At most 0.5: no eigenvalue below half the mean, hence full rank."""
+    s = E.shape[-1]
+    centre = jnp.trace(E) / s
+    return norm(E - centre * jnp.eye(s, dtype=E.dtype)) / centre
 
 
-def _minimum_norm_solve(c: Carry, needed):
-    """Solves X M_l^T = rhs_l further. Returns (correction of X, stationarity, slow, inconsistent, iterations)."""
+def _projected(E, Q):
+    """gradient -> ||P R||, from above: R (Q M)^T = gradient Q^T where Q M is near an isometry, else inf."""
+    least = 0.5 * jnp.trace(E) / E.shape[-1]
+    certified = _spread(E) <= 0.5
+    return lambda gradient: jnp.where(certified, norm(matmul(gradient, Q.T), -1) / jnp.sqrt(least), jnp.inf)
+
+
+def _carried_solve(c: Carry, needed):
+    """Solves X M_l^T = rhs_l further. Returns (correction of X, slow, inconsistent, iterations)."""
     r = c.C[:, _PROBES:].T - matmul(c.X, c.M.T)
+    budget = None if c.M.shape[0] < _SMALL else c.M.shape[0] // 3
 
     def run(multiply):
-        return conjugate_residuals(multiply, r, needed, _budget(c), _blind(c))
+        return conjugate_residuals(multiply, r, needed, budget, _blind(c))
 
-    if _budget(c) is None:
+    if budget is None:
         krylov, i, slow = run(by_factor(c.M))
     else:
         krylov, i, slow = lax.cond(c.inconsistent, lambda: run(by_factor(c.M)), lambda: run(by_energy(c.E)))
-    stationary = worst(safe_divide(jnp.sqrt(krylov.energy[:, 0]), norm(krylov.r, -1)))
     inconsistent = jnp.any(norm(krylov.rE, -1) < 1e-6 * norm(krylov.r, -1))
-    return matmul(krylov.z, c.M), stationary, slow, inconsistent, i
+    return matmul(krylov.z, c.M), slow, inconsistent, i
 
 
-def _least_squares_solve(c: Carry, needed):
-    """Correction Z Q of X, where Z M_l ~ R for the residual R of the original problem. Returns the same."""
-    r = matmul(c.gradient, c.C.T)
-    krylov, i, slow = conjugate_residuals(by_energy(c.E), r, needed, _budget(c), _blind(c))
-    z = krylov.z
-    if _budget(c) is None:
-        # A cycle may have raised null-space noise far more than the data needed. E is near a projector by now,
-        # so z - z (I - E)^3 keeps what z has in the range and drops the rest.
-        rest = z
-        for _ in range(3):
-            rest = rest - matmul(rest, c.E)
-        z = z - rest
-    return matmul(z, c.C), jnp.asarray(jnp.inf, z.dtype), slow, jnp.asarray(False), i
+def _conditioned_solve(c: Carry, needed, *, minimum_norm):
+    """Conditions the original problem's residual by Q = c.C and solves for a correction. Returns the same."""
+    r = matmul(_in_range(c.residual, c.E) if minimum_norm else c.residual, c.C.T)
+    krylov, i, slow = conjugate_residuals(by_energy(c.E), r, needed, None, _blind(c))
+    z = _in_range(krylov.z, c.E)
+    return matmul(z, c.M if minimum_norm else c.C), slow, jnp.asarray(False), i
+
+
+def _in_range(x, E):
+    """x - x (I - E)^3: after whole cycles E is near a projector, and this drops what x has in its null space.
+
+    Cycles raise the noise there far more than the data may have needed.
+    """
+    rest = x
+    for _ in range(3):
+        rest = rest - matmul(rest, E)
+    return x - rest
 
 
 def gram_and_solve(M, rhs, minimum_norm, rtol):
@@ -261,13 +285,9 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
     size = jnp.sqrt(top)
     scales, etas = (jnp.asarray(v, dtype) for v in zip(*CYCLE, strict=True))
 
-    def spread(E):
-        centre = jnp.trace(E) / s
-        return norm(E - centre * jnp.eye(s, dtype=dtype)) / centre
-
     def more(c):
         E, _, growth, _ = c
-        return (spread(E) > 0.5) & (growth < 0.1 / info.eps**0.5) & in_range
+        return (_spread(E) > 0.1) & (growth < 0.1 / info.eps**0.5) & in_range
 
     def step(i, c):
         E, Q, growth, steps = c
@@ -276,51 +296,60 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
 
     start = (E / top, jnp.eye(s, dtype=dtype) / size, jnp.ones((), dtype), jnp.asarray(0, jnp.int32))
     E, Q, _, steps = lax.while_loop(more, lambda c: lax.fori_loop(0, len(CYCLE), step, c), start)
-    certified = (spread(E) <= 0.5) & in_range  # hence no eigenvalue below half the mean: full rank
-    centre = jnp.trace(E) / s
+    certified = (_spread(E) <= 0.1) & in_range
+    projected = None if minimum_norm else _projected(E, Q)
 
     def correct(c):
-        X, r, error, _, passes = c
-        z = matmul(matmul(r, Q), Q) / centre
+        X, r, best, _, passes = c
+        krylov, _, _ = conjugate_residuals(by_energy(E), matmul(r, Q.T), None, None, 0)
+        z = matmul(krylov.z, Q)
         new = X + (matmul(z, M) if minimum_norm else z)
-        errors, R, gradient = backward_error(M, rhs, new, size, minimum_norm)
-        new_error, better = errors.backward, errors.backward < error
-        X, kept = jnp.where(better, new, X), jnp.where(better, new_error, error)
-        return X, R if minimum_norm else gradient, kept, new_error < 0.3 * error, passes + 1
+        errors, R, gradient = backward_error(M, rhs, new, size, minimum_norm, projected)
+        X, kept = jax.tree.map(lambda n, o: jnp.where(errors.merit < best.merit, n, o), (new, errors), (X, best))
+        return X, R if minimum_norm else gradient, kept, errors.merit < 0.1 * best.merit, passes + 1
 
     X = jnp.zeros((rhs.shape[0], M.shape[1] if minimum_norm else s), dtype)
     first = rhs if minimum_norm else matmul(rhs, M.T)
-    carry = (X, first, jnp.asarray(jnp.inf, dtype), jnp.asarray(True), 0)
-    X, _, error, _, passes = lax.while_loop(lambda c: certified & (c[2] > rtol / 4) & c[3], correct, carry)
-    error = jnp.where(certified & (error <= rtol), error, jnp.inf)
+    worst_errors = Errors(jnp.asarray(jnp.inf, dtype), jnp.asarray(jnp.inf, dtype))
+    carry = (X, first, worst_errors, certified, 0)
+    X, _, best, _, passes = lax.while_loop(lambda c: c[3] & (c[2].backward > rtol / 16), correct, carry)
+    error = jnp.where(certified & (best.backward <= rtol), best.backward, jnp.inf)
     return X, error, Stats(steps, jnp.asarray(passes, jnp.int32), error, size, size * energy_bound(Q))
 
 
 def least_squares(M, rhs, minimum_norm, rtol, rcond, max_steps):
     """Least-squares / minimum-norm rows X for a fat M, in any scaling. Returns (X, status, Stats)."""
-    budget = step_budget(OPTIMAL, rcond)
+    budget = step_budget(None, rcond)
     limit = budget if max_steps is None else min(max_steps, budget)
     rhs_scale = power_of_two(jnp.max(jnp.abs(rhs), axis=-1, keepdims=True))
     scaled_rhs = rhs * rhs_scale
 
-    def run(_):
+    def run(carry_rhs):
         M_scale = power_of_two(jnp.max(jnp.abs(M)))
         scaled = M * M_scale
         E = matmul(scaled, scaled.T)
         size = jnp.sqrt(energy_bound(E))
         size = jnp.where(size > 0, size, 1)
-        c, condition = condition_and_solve(Target(scaled, scaled_rhs, size, minimum_norm), E, rtol, limit)
+        target = Target(scaled, scaled_rhs, size, minimum_norm, carry_rhs)
+        c, condition = condition_and_solve(target, E, rtol, limit)
         exhausted = jnp.where(c.best_step >= c.steps - 6, Status.RANK_CUTOFF, Status.STAGNATED)
         exhausted = exhausted if limit == budget else Status.MAX_STEPS
         status = jnp.where(c.done, Status.CONVERGED, exhausted)
         return c.X * M_scale, status, Stats(c.steps, c.inner, c.errors.backward, size / M_scale, condition)
 
+    def robustly(first, acceptable):
+        """The slower path, only if the first one has not certified itself (no cost otherwise, nor under vmap)."""
+        again = lax.while_loop(lambda a: ~a[1], lambda a: (run(False), jnp.asarray(True)), (first, acceptable))
+        return again[0]
+
     if M.shape[1] >= _GRAM_ASPECT * M.shape[0] and limit == budget:
         X, error, stats = gram_and_solve(M, scaled_rhs, minimum_norm, rtol)
-        attempt = (X, jnp.asarray(Status.CONVERGED), stats, jnp.isfinite(error))
-        X, status, stats, _ = lax.while_loop(lambda a: ~a[3], lambda a: (*run(a), jnp.asarray(True)), attempt)
+        X, status, stats = robustly((X, jnp.asarray(Status.CONVERGED), stats), jnp.isfinite(error))
+    elif minimum_norm:
+        first = run(True)
+        X, status, stats = robustly(first, (first[1] == Status.CONVERGED) | ~jnp.isfinite(first[2].norm))
     else:
-        X, status, stats = run(None)
+        X, status, stats = run(False)
     X = X / rhs_scale
     finite = jnp.isfinite(stats.norm) & jnp.all(jnp.isfinite(rhs_scale))
     status = jnp.where(jnp.all(jnp.isfinite(X)), status, Status.BREAKDOWN)

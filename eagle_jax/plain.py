@@ -101,7 +101,7 @@ def estimate(A, B, rtol, rcond, max_steps, fixed: FixedSteps) -> Solution:
     unit = jnp.ones((), A.dtype)
 
     def advance(iterate):
-        A_l, B_l, W = update_estimate(*iterate, 1 / fixed.headroom, fixed.eta, fixed.gamma)
+        A_l, B_l, W = update_estimate(*iterate, rho=1 / fixed.headroom, eta=fixed.eta, gamma=fixed.gamma)
         return A_l / fixed.contraction, B_l / fixed.contraction, W
 
     def measure(iterate, steps):

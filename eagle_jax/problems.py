@@ -80,11 +80,12 @@ def conditioned(
     """
     _check_sizes(n=n, d=d, n_out=n_out, d_out=d_out)
     rank = _check_rank(rank, n, d)
+    _check_kappa("kappa", kappa, rank)
     dtype = _float(dtype)
     key1, key2 = jax.random.split(key)
     G1, G2, W, Y = _normals(key1, dtype, (d, rank), (n, rank), (d_out, d), (n, n_out))
     U, V = _haar(G1, G2)
-    A = _matmul(U * _log_uniform(key2, kappa, (rank,), "kappa", dtype), V.T)
+    A = _matmul(U * _log_uniform(key2, kappa, (rank,), dtype), V.T)
     W, C = W / d**0.5, _matmul(A, Y) / n**0.5
     return Problem(A, _matmul(W, A), C, _matmul(W, C))
 
@@ -196,6 +197,7 @@ def distributed(
     dtype = _float(dtype)
     cells, shared = _dimensions(machines, d, n, alpha, measure)
     rank = cells * (machines - 1 if measure == "index" else 1) + shared
+    _check_kappa("kappa_max", kappa_max, rank)
     key1, key2 = jax.random.split(key)
     shapes = (d, cells * machines + shared), (machines, d, rank), (machines, n, rank)
     G, G1, G2, W, Y = _normals(key1, dtype, *shapes, (d_out, d), (machines, n, n_out))
@@ -203,7 +205,7 @@ def distributed(
     R = _ranges(Q, machines, cells, alpha, measure)
     # Rᵀ G1 is Gaussian like G1, and makes the second QR wait for the first (see _haar).
     U, V = jax.vmap(_haar)(_matmul(R.mT, G1), G2)
-    s = _log_uniform(key2, kappa_max, (machines, rank), "kappa_max", dtype)
+    s = _log_uniform(key2, kappa_max, (machines, rank), dtype)
     A = _matmul(_matmul(R, U) * s[:, None, :], V.mT)
     W, C = W / d**0.5, jnp.sum(_matmul(A, Y), axis=0) / (machines * n) ** 0.5
     return Problem(A, _matmul(W, A), C, _matmul(W, C))
@@ -317,10 +319,8 @@ def _cut(X: jax.Array, d: int, n: int) -> Problem:
     return Problem(X[:d, :n], X[d:, :n], X[:d, n:], X[d:, n:])
 
 
-def _log_uniform(key: jax.Array, kappa: float, shape: tuple[int, ...], name: str, dtype: jnp.dtype) -> jax.Array:
+def _log_uniform(key: jax.Array, kappa: float, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
     """Singular values in [1/kappa, 1], the first 1 and the last 1/kappa."""
-    _require(kappa >= 1 and np.isfinite(kappa), name, kappa, "a finite number, at least 1")
-    _require(shape[-1] > 1 or kappa == 1, name, kappa, "1: the rank is 1, and so is the condition number")
     u = jax.random.uniform(key, shape, dtype).at[..., -1].set(1).at[..., 0].set(0)
     return jnp.exp(-np.log(kappa).item() * u)
 
@@ -331,11 +331,16 @@ def _check_rank(rank: int | None, n: int, d: int) -> int:
     return rank
 
 
+def _check_kappa(name: str, kappa: float, rank: int) -> None:
+    _require(1 <= kappa < math.inf, name, kappa, "a finite number, at least 1")
+    _require(rank > 1 or kappa == 1, name, kappa, "1: the rank is 1, and so is the condition number")
+
+
 def _check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
         _require(value >= 1, name, value, "a positive integer")
 
 
-def _require(ok: bool | np.bool_, name: str, got: object, expected: str) -> None:
+def _require(ok: bool, name: str, got: object, expected: str) -> None:
     if not ok:
         raise ValueError(f"{name}: got {got!r}, expected {expected}.")

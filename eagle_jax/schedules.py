@@ -26,30 +26,30 @@ PAPER = FixedSteps(1 / 3, 1.0)
 # The trained network ties rho to the largest ||A||^2 of a training batch, not to ||A||^2 of the problem at hand. On
 # a problem whose own norm is used, eta = 1 would erase the leading singular direction; `headroom` stands for the
 # batch. See `python -m experiments.step_sizes`, which measures it.
-EMERGENT = FixedSteps(1.0, 1.92, headroom=3.0)
+EMERGENT = FixedSteps(1.0, 1.92, headroom=4.0)
 OPTIMAL = "optimal"
 
-SCHEDULES = {"optimal": OPTIMAL, "paper": PAPER, "emergent": EMERGENT}
+_FIXED = {"paper": PAPER, "emergent": EMERGENT}
 
 
-def resolve(schedule):
-    """Name, pair or FixedSteps -> FixedSteps or OPTIMAL, with an error that says what is accepted."""
+def resolve(schedule) -> FixedSteps | None:
+    """Name, pair or FixedSteps -> FixedSteps, or None for "optimal"; the error says what is accepted."""
     if isinstance(schedule, FixedSteps):
         fixed = schedule
     elif isinstance(schedule, str):
-        if schedule not in SCHEDULES:
+        if schedule != OPTIMAL and schedule not in _FIXED:
             raise ValueError(
-                f"schedule={schedule!r} is not known; use one of {sorted(SCHEDULES)} or a pair (eta, gamma)"
+                f"schedule={schedule!r} is not known; use one of {[OPTIMAL, *_FIXED]} or a pair (eta, gamma)"
             )
         if schedule == OPTIMAL:
-            return OPTIMAL
-        fixed = SCHEDULES[schedule]
+            return None
+        fixed = _FIXED[schedule]
     else:
         try:
             eta, gamma = (float(v) for v in schedule)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"schedule={schedule!r} is neither a name in {sorted(SCHEDULES)} nor a pair (eta, gamma) of floats"
+                f"schedule={schedule!r} is neither a name in {[OPTIMAL, *_FIXED]} nor a pair (eta, gamma) of floats"
             ) from error
         fixed = FixedSteps(eta, gamma)
     if not (fixed.eta > 0 and fixed.gamma > 0 and fixed.headroom >= 1):
@@ -90,4 +90,4 @@ CYCLE = _cycle()
 
 def growth_per_step(schedule) -> float:
     """Factor by which one step raises the small singular values relative to the largest."""
-    return LIFT[0] if schedule == OPTIMAL else 1.0 / schedule.contraction
+    return LIFT[0] if schedule is None else 1.0 / schedule.contraction

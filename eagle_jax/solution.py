@@ -4,6 +4,7 @@ import enum
 from typing import NamedTuple
 
 import jax
+import jax.core
 import numpy as np
 
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from eagle_jax import engine, plain
 from eagle_jax.blocks import as_matrices, check_equal
-from eagle_jax.schedules import OPTIMAL, PAPER, resolve
+from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, resolve
 from eagle_jax.solution import Solution, Stats, Status
 from eagle_jax.spectral import condition_number, norm
 from eagle_jax.update import State, matmul
@@ -21,7 +21,7 @@ class Settings(NamedTuple):
     rtol: float
     rcond: float
     max_steps: int | None
-    schedule: object
+    schedule: FixedSteps | None  # None: optimal
 
 
 def solve(A, B, C, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Solution:
@@ -74,8 +74,10 @@ class Prepared(NamedTuple):
         (C,) = as_matrices(C=C)
         check_equal("rows", "C", C.shape[0], "A", W.shape[1])
         D = matmul(W, C)
-        status = jnp.where(jnp.all(jnp.isfinite(C)) | (status != Status.CONVERGED), status, Status.NONFINITE)
-        return Solution(D, status, stats)
+        broken = jnp.where(jnp.all(jnp.isfinite(C)), Status.BREAKDOWN, Status.NONFINITE)
+        converged = status == Status.CONVERGED
+        status = jnp.where(converged & ~jnp.all(jnp.isfinite(D)), broken, status).astype(jnp.int32)
+        return Solution(jnp.where(status == Status.NONFINITE, jnp.nan, D), status, stats)
 
 
 def prepare(A, B, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Prepared:
@@ -103,7 +105,7 @@ def trajectory(A, B, C, *, steps: int, schedule="paper") -> Trajectory:
     check_equal("columns", "B", B.shape[1], "A", A.shape[1])
     check_equal("rows", "C", C.shape[0], "A", A.shape[0])
     fixed = resolve(schedule)
-    if fixed == OPTIMAL:
+    if fixed is None:
         raise ValueError('trajectory follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)')
     return _trajectory(A, B, C, steps, fixed)
 
@@ -123,8 +125,8 @@ def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
 
 @partial(jax.jit, static_argnums=3)
 def _solve(A, B, C, settings: Settings) -> Solution:
-    if settings.schedule != OPTIMAL and 0 not in A.shape:
-        return plain.solve(A, B, C, *settings)
+    if settings.schedule is not None and 0 not in A.shape:
+        return plain.solve(A, B, C, *settings[:3], settings.schedule)
     if B.shape[0] <= C.shape[1]:
         return Prepared(_estimate(A, B, settings))(C)
     transposed = Prepared(_estimate(A.T, C.T, settings))(B.T)
@@ -135,25 +137,22 @@ def _solve(A, B, C, settings: Settings) -> Solution:
 def _estimate(A, B, settings: Settings) -> Solution:
     if 0 in A.shape or B.shape[0] == 0:
         return _empty(jnp.zeros((B.shape[0], A.shape[0]), A.dtype), A, B)
-    if settings.schedule != OPTIMAL:
-        return plain.estimate(A, B, *settings)
+    if settings.schedule is not None:
+        return plain.estimate(A, B, *settings[:3], settings.schedule)
     minimum_norm = A.shape[0] >= A.shape[1]
     M = A.T if minimum_norm else A
-    solution = Solution(*engine.least_squares(M, B, minimum_norm, *settings[:3]))
+    fast = Solution(*engine.least_squares(M, B, minimum_norm, *settings[:3]))
     if settings.max_steps is not None:
-        return solution
+        return fast
 
-    # Rank-deficient A with inconsistent B: null-space noise grows with every Update, and optimal steps overshoot the
-    # point of convergence by more than the paper's short ones.
-    def once_more(carry):
-        old = carry[0]
-        new = plain.estimate(A, B, *settings[:3], PAPER)
-        better = (new.status == Status.CONVERGED) | (new.stats.backward_error < old.stats.backward_error)
-        new = new._replace(stats=new.stats._replace(steps=old.stats.steps + new.stats.steps))
-        return jax.tree.map(lambda n, o: jnp.where(better, n, o), new, old), jnp.asarray(True)
+    # At condition numbers near 1/eps the paper's short steps, which never turn a singular value back, lose less.
+    def plainly(carry):
+        slow = plain.estimate(A, B, *settings[:3], PAPER)
+        chosen = slow.status == Status.CONVERGED
+        return jax.tree.map(lambda new, old: jnp.where(chosen, new, old), slow, carry[0]), jnp.asarray(True)
 
-    tried = (solution.status == Status.CONVERGED) | (solution.status == Status.NONFINITE)
-    return lax.while_loop(lambda carry: ~carry[1], once_more, (solution, tried))[0]
+    answered = (fast.status == Status.CONVERGED) | (fast.status == Status.NONFINITE)
+    return lax.while_loop(lambda carry: ~carry[1], plainly, (fast, answered))[0]
 
 
 def _empty(value, A, B) -> Solution:

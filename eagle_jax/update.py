@@ -58,7 +58,11 @@ def update(state: State, rho, eta, gamma, *, S=None, energy=None, reduce: Callab
 
 
 def update_estimate(A, B, W, rho, eta, gamma, *, S=None, reduce: Callable = _identity):
-    """The estimation form: same A' and B', and W' = W - gamma rho (W As - Bs) As^T; W_l C = D_l exactly."""
+    """The estimation form: same A' and B', and W' = W - gamma rho (W As - Bs) As^T.
+
+    On one machine without a sketch W_l C = D_l for every l. With S or reduce the energies of different steps do not
+    commute, and W_l and D_l only share their limit.
+    """
     As, Bs, dA, dB = _conditioning(A, B, S, None)
     dW = matmul(matmul(W, As) - Bs, As.T)
     return A - eta * rho * dA, B - eta * rho * dB, W - reduce(gamma * rho * dW)

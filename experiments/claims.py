@@ -89,16 +89,16 @@ def _ranks(r: common.Results, prefix: str) -> Finding:
     best = r[f"{prefix}_paper"].min(-1)
     eagle, optimal = float(best.max()), float(r[f"{prefix}_optimal"].max())
     cg, low = r[f"{prefix}_cg"], ranks < n
-    # Unreliable: not below the target within the cap, or gone again from where it had been.
-    failed = (cg.min(-1) > CONVERGED) | (cg[..., -1] > 100 * np.maximum(cg.min(-1), 1e-15))
-    rate = float(failed[low].mean()) if low.any() else 0.0
+    # Two ways to be unreliable: never there within the cap, or there and gone again.
+    rate = float((cg.min(-1) > CONVERGED)[low].mean())
+    drift = float((cg[..., -1] > 100 * np.maximum(cg.min(-1), 1e-15))[low].mean())
     verdict = REFUTED if eagle > CONVERGED else _verdict(rate >= 0.5, DIFFERS)
     text = (
         f"n = {n}, ranks {' '.join(map(str, ranks))}: worst error {eagle:.0e} (paper steps), {optimal:.0e} "
-        f"(optimal); CG fails on {rate:.0%} of the low-rank runs (best {cg.min(-1)[low].max():.0e}, "
-        f"last {cg[..., -1][low].max():.0e})"
+        f"(optimal); low-rank CG never converges in {rate:.0%} of the runs (worst {cg.min(-1)[low].max():.0e}) and "
+        f"drifts away afterwards in {drift:.0%} (to {cg[..., -1][low].max():.0e})"
     )
-    numbers = {"worst_paper": eagle, "worst_optimal": optimal, "cg_failure_rate_low_rank": rate}
+    numbers = {"worst_paper": eagle, "worst_optimal": optimal, "cg_never_converges": rate, "cg_drifts": drift}
     return Finding(verdict, text, numbers)
 
 
@@ -107,7 +107,8 @@ def small_ranks(r: common.Results) -> Finding:
 
 
 def large_ranks(r: common.Results) -> Finding:
-    return _ranks(r, "large")
+    finding = _ranks(r, "large")
+    return finding if int(r["large_n"]) >= 1920 else finding._replace(verdict=NOT_RUN)
 
 
 def estimation(r: common.Results) -> Finding:
@@ -126,13 +127,20 @@ def families(r: common.Results) -> Finding:
     return Finding(verdict, text, {"worst_error": worst, "median_kappa": kappa.tolist()})
 
 
+def _run_around_one(grid: np.ndarray, good: np.ndarray) -> np.ndarray:
+    """The grid points connected to 1 without a bad one between."""
+    bad = grid[~good]
+    low, high = bad[bad <= 1].max(initial=0.0), bad[bad >= 1].min(initial=np.inf)
+    return grid[(grid > low) & (grid < high)]
+
+
 def step_sizes(r: common.Results) -> Finding:
     inside = (r["grid"] >= 0.2 - 1e-12) & (r["grid"] <= 2 + 1e-12)
     numbers: dict[str, Any] = {"median_headroom": float(np.median(r["headroom"]))}
     holds, parts = [], []
     for name in ("factor", "ratio"):
         best = np.median(r[f"{name}_best"], axis=0)
-        good = r["grid"][best <= CONVERGED]
+        good = _run_around_one(r["grid"], best <= CONVERGED)
         holds.append(bool((best[inside] <= CONVERGED).all()))
         steps = np.median(common.nan_unless_reached(r[f"{name}_steps"])[:, inside], axis=0)
         numbers[f"{name}_worst_in_range"] = float(best[inside].max())
@@ -211,6 +219,9 @@ def judge(out: Path) -> list[dict[str, Any]]:
             results, about = common.load(out, claim.item)
             record |= claim.rule(results)._asdict()
             record |= {"command": about["command"], "config": about["config"]}
+            if claim.rule is log_kappa and about["load_average"] > about["cores"]:
+                load = f"load {about['load_average']:.0f} on {about['cores']} cores"
+                record["measured"] += f" (times not meaningful: busy machine, {load})"
         else:
             record |= Finding(NOT_RUN, "", {})._asdict()
         records.append(record)

@@ -107,7 +107,7 @@ def optimal_solution(problem: Problem) -> eagle_jax.Solution:
 
 
 def interleaved_seconds(functions: Mapping[str, Callable], problem: Problem, repeats: int) -> dict[str, float]:
-    """Median wall time of each jitted function; interleaved, so that a busy moment hits all of them alike."""
+    """Least wall time of each jitted function; interleaved, so that a busy moment hits all of them alike."""
     for f in functions.values():
         jax.block_until_ready(f(problem))
     times: dict[str, list[float]] = {name: [] for name in functions}
@@ -116,7 +116,7 @@ def interleaved_seconds(functions: Mapping[str, Callable], problem: Problem, rep
             start = time.perf_counter()
             jax.block_until_ready(f(problem))
             times[name].append(time.perf_counter() - start)
-    return {name: float(np.median(values)) for name, values in times.items()}
+    return {name: min(values) for name, values in times.items()}
 
 
 # ---- storage -----------------------------------------------------------------------------------------------

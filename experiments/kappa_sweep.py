@@ -5,8 +5,8 @@
 Paper: kappa in 1e2..1e5, iterations "scaling only with log kappa", time between lstsq and CG/GD (a figure);
 "about 100x fewer iterations than CG at kappa = 1e4".
 
-Times are of one problem per kappa, each method run for exactly the steps it needs, medians of interleaved
-repeats; "optimal" is `eagle_jax.solve` with its defaults, which goes on to full accuracy. GD is run on one
+Times are of one problem per kappa, each method run for exactly the steps it needs, the least of
+interleaved repeats; "optimal" is `eagle_jax.solve` with its defaults, which goes on to full accuracy. GD is run on one
 problem per kappa and stopped at `gd_cap`: not reached is reported as -1.
 """
 

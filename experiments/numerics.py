@@ -54,9 +54,7 @@ def orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray
     return np.linalg.qr(rng.standard_normal((rows, columns)))[0]
 
 
-def make_problem(
-    m: int, n: int, nrhs: int, dtype, rank: str, scale: str, consistent: bool, seed: int
-) -> LeastSquares:
+def make_problem(m: int, n: int, nrhs: int, dtype, rank: str, scale: str, consistent: bool, seed: int) -> LeastSquares:
     """DQRT15: singular values 1 and uniform in (0.1, 1), the rest 0; norms near the limits of `dtype`.
 
     A right-hand side that is not consistent has a part of the same size outside the range of a.
@@ -104,7 +102,7 @@ def dqrt14(a: np.ndarray, x: np.ndarray, eps: float) -> float:
     m, n, nrhs = *a.shape, x.shape[1]
     if n == 0 or nrhs == 0:
         return 0.0
-    R = np.linalg.qr(np.concatenate([unit(a), unit(x.T)]).T, mode="r")
+    R = np.asarray(np.linalg.qr(np.concatenate([unit(a), unit(x.T)]).T, mode="r"))
     trailing = np.triu(R[m:, m:])
     return float(np.abs(trailing).max(initial=0)) / (max(m, n, nrhs) * eps)
 
@@ -202,9 +200,7 @@ def failures(rows, tests=LAPACK_TESTS) -> list[dict]:
     """Rows with a ratio of 30 or more, or without convergence."""
 
     def passed(row):
-        return row["status"] == Status.CONVERGED.name and all(
-            row["ratios"].get(t, 0) < THRESHOLD for t in tests
-        )
+        return row["status"] == Status.CONVERGED.name and all(row["ratios"].get(t, 0) < THRESHOLD for t in tests)
 
     return [row for row in rows if not passed(row)]
 
@@ -212,9 +208,7 @@ def failures(rows, tests=LAPACK_TESTS) -> list[dict]:
 def lapack_table(rows: list[dict]) -> str:
     """Largest ratio by dtype, rank, scaling and test."""
     lines = [
-        f"{'dtype':8} {'rank':5} {'scale':7}"
-        + "".join(f"{t:>11}" for t in TESTS)
-        + f"{'problems':>10}{'failed':>8}"
+        f"{'dtype':8} {'rank':5} {'scale':7}" + "".join(f"{t:>11}" for t in TESTS) + f"{'problems':>10}{'failed':>8}"
     ]
     for dtype in DTYPES:
         for rank in RANKS:
@@ -277,7 +271,7 @@ def norris() -> Regression:
 def longley() -> Regression:
     from statsmodels.datasets import longley as data
 
-    table = data.load().data.to_numpy(float)
+    table = np.asarray(data.load().data, float)
     return Regression("Longley", np.c_[np.ones(len(table)), table[:, 1:]], table[:, 0], np.array(LONGLEY))
 
 
@@ -302,7 +296,7 @@ def regressions(data_dir: str | None = None) -> Iterator[Regression]:
 
 
 def qr_solve(X: np.ndarray, y: np.ndarray) -> np.ndarray:
-    Q, R = scipy.linalg.qr(X, mode="economic")  # type: ignore[misc]
+    Q, R = np.linalg.qr(X)
     return scipy.linalg.solve_triangular(R, Q.T @ y)
 
 
@@ -338,9 +332,7 @@ def nist_table(rows: list[dict]) -> str:
 # Entry point
 
 
-def run(
-    schedule: str = "optimal", data_dir: str | None = None, sizes=SIZES, nrhs=NRHS, dtypes=DTYPES
-) -> dict:
+def run(schedule: str = "optimal", data_dir: str | None = None, sizes=SIZES, nrhs=NRHS, dtypes=DTYPES) -> dict:
     """Both parts; needs x64."""
     start = time.perf_counter()
     rows = list(lapack_rows(eagle_solver(schedule), [(m, n) for m in sizes for n in sizes], nrhs, dtypes))
@@ -363,9 +355,7 @@ def describe(row: dict) -> str:
     ratios = " ".join(f"{k}={v:.3g}" for k, v in row["ratios"].items())
     kind = "consistent" if row["consistent"] else "inconsistent"
     shape = f"m={row['m']} n={row['n']} nrhs={row['nrhs']} {row['dtype']}"
-    return (
-        f"{shape} rank={row['rank']} scale={row['scale']} {kind} seed={row['seed']} {row['status']} {ratios}"
-    )
+    return f"{shape} rank={row['rank']} scale={row['scale']} {kind} seed={row['seed']} {row['status']} {ratios}"
 
 
 def main(_) -> None:
@@ -374,9 +364,7 @@ def main(_) -> None:
     print(lapack_table(result["lapack"]))
     for row in result["lapack_failures"][:20]:
         print("  failed:", describe(row))
-    print(
-        f"LAPACK ratios below {THRESHOLD:g}, all converged: {'PASS' if result['lapack_passed'] else 'FAIL'}\n"
-    )
+    print(f"LAPACK ratios below {THRESHOLD:g}, all converged: {'PASS' if result['lapack_passed'] else 'FAIL'}\n")
     print(nist_table(result["nist"]))
     print(f"at most {DIGITS_LOST:g} digit behind QR: {'PASS' if result['nist_passed'] else 'FAIL'}")
     out = pathlib.Path(_OUT.value)
@@ -387,8 +375,6 @@ def main(_) -> None:
 
 if __name__ == "__main__":
     _SCHEDULE = flags.DEFINE_string("schedule", "optimal", "schedule of eagle_jax.lstsq for the LAPACK part")
-    _DATA_DIR = flags.DEFINE_string(
-        "data_dir", None, "folder with nist/filip.csv and nist/filip_coefficients.csv"
-    )
+    _DATA_DIR = flags.DEFINE_string("data_dir", None, "folder with nist/filip.csv and nist/filip_coefficients.csv")
     _OUT = flags.DEFINE_string("out", "results/numerics.json", "where the numbers go")
     app.run(main)

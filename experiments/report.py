@@ -30,7 +30,7 @@ COLOURS = {
 }
 LABELS = {
     "paper": "EAGLE, paper steps",
-    "optimal": "EAGLE, solve()",
+    "optimal": "EAGLE, optimal steps",
     "cg": "CG",
     "gd": "GD",
     "lstsq": "lstsq (SVD)",
@@ -103,12 +103,12 @@ def kappa_sweep(r: common.Results) -> Figure:
         if np.isfinite(ratio).any():
             style = {"marker": "s" if method == "gd" else "o", "ms": 3, "color": COLOURS[method]}
             right.plot(kappas, ratio, label=LABELS[method], **style)
-    right.set(xscale="log", yscale="log", xlabel="κ(A)", ylabel="time to MSE 1e-20 / time of lstsq")
+    right.set(xscale="log", yscale="log", xlabel="κ(A)", ylabel="time to MSE 1e-20 / lstsq")
     figure.legend(*_merged(left, right), loc="outside lower center", ncols=4)
     missing = kappas[np.isnan(gd)]
     if missing.size:
         note = f"GD not reached at κ ≥ {missing.min():.0e}"
-        right.text(0.98, 0.97, note, transform=right.transAxes, ha="right", va="top", fontsize=8, color="#666666")
+        right.set_title(note, fontsize=8, color="#666666")
     return figure
 
 

@@ -36,9 +36,7 @@ def pinv(A, rank: int | None = None) -> np.ndarray:
     """A⁺ in float64, cut at `rank` if that is known, else at numpy's eps*max(shape) of A's own dtype."""
     A = np.asarray(A)
     U, s, Vt = np.linalg.svd(A.astype(np.float64), full_matrices=False)
-    keep = (
-        s > eps(A.dtype) * max(*A.shape, 1) * s.max(initial=0) if rank is None else np.arange(len(s)) < rank
-    )
+    keep = s > eps(A.dtype) * max(*A.shape, 1) * s.max(initial=0) if rank is None else np.arange(len(s)) < rank
     return (Vt[keep].T / s[keep]) @ U[:, keep].T
 
 
@@ -77,6 +75,4 @@ def error(value, case: Case) -> float:
 
 def assert_close(value, case: Case, factor: float = 4.0) -> None:
     found, allowed = error(value, case), tolerance(case, factor)
-    assert found <= allowed, (
-        f"error {found:.2e} > {allowed:.2e} (kappa {case.kappa:.1e}, scale {case.scale:.1e})"
-    )
+    assert found <= allowed, f"error {found:.2e} > {allowed:.2e} (kappa {case.kappa:.1e}, scale {case.scale:.1e})"

@@ -16,6 +16,15 @@ N, D_ROWS = 16, 12
 STEPS = {"direct": 1, "gd": 3500, "cg": 60}
 
 
+@pytest.fixture(autouse=True)
+def cheap_compilation():
+    """These tests compile many small programs and run each once: optimising them takes four times as long."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 def problem(kappa=10.0, dtype=None, **kwargs):
     return problems.conditioned(KEY, n=N, d=D_ROWS, n_out=3, d_out=2, kappa=kappa, dtype=dtype, **kwargs)
 
@@ -130,7 +139,7 @@ def exactly_solved(dtype):
 def test_exact_convergence_and_zero_data_give_no_nan(dtype, name):
     A, B, C = exactly_solved(dtype)
     solve = functools.partial(BASELINES[name], steps=300)
-    np.testing.assert_array_equal(solve(A, B, C).history, jnp.full_like(solve(A, B, C).history, 2))
+    np.testing.assert_allclose(solve(A, B, C).history, 2, rtol=8 * float(jnp.finfo(dtype).eps))
     for zeros in ((0 * A, B, C), (A, 0 * B, C), (0 * A, 0 * B, 0 * C)):
         np.testing.assert_array_equal(solve(*zeros).D, 0)
 

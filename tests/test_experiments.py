@@ -135,7 +135,8 @@ def test_results_survive_storage_and_become_verdicts_and_figures(tiny, tmp_path)
     path, _ = claims.write(tmp_path)
     records = json.loads(path.read_text(encoding="utf-8"))
     assert [r["id"] for r in records] == [c.id for c in claims.CLAIMS]
-    assert all(r["verdict"] in (claims.REPRODUCED, claims.DIFFERS, claims.REFUTED) for r in records)
+    # N7 speaks about n = 1920, which a smaller run cannot decide
+    assert {r["id"] for r in records if r["verdict"] == claims.NOT_RUN} == {"N7"}
     written = report.draw_all(tmp_path)
     assert {p.stem for p in written} == {c.figure for c in claims.CLAIMS}
 
@@ -160,8 +161,7 @@ def test_claims_without_results_are_not_run(tmp_path):
 
 
 def rank_results(eagle: float, cg_last: float) -> common.Results:
-    cg = np.full((2, 3, 5), 1e-13)
-    cg[..., -1] = cg_last
+    cg = np.full((2, 3, 5), cg_last)
     ranks, n, best = np.array([4, 8]), np.array(8), np.full((2, 3), 1e-14)
     return {
         "small_ranks": ranks,

@@ -93,7 +93,7 @@ def test_zero_matrix(dtype, schedule):
 @pytest.mark.parametrize("schedule", ["optimal", "paper"])
 @pytest.mark.parametrize("shape", [(5, 4), (3, 12), (70, 70)], ids=str)
 def test_nan_and_inf(dtype, shape, schedule):
-    case = helpers.make_case(*shape, dtype)
+    case = helpers.make_case(shape[0], shape[1], dtype)
     for block in range(3):
         for bad in (np.nan, np.inf, -np.inf):
             blocks = [x.copy() for x in case[:3]]

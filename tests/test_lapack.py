@@ -10,9 +10,7 @@ SHAPES = [(3, 2), (5, 10), (10, 5), (50, 50)]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_ratios_of_the_default_solver(dtype, shape):
-    rows = list(
-        numerics.lapack_rows(numerics.eagle_solver(), [shape], (2,), (np.dtype(dtype).name,), seeds=4)
-    )
+    rows = list(numerics.lapack_rows(numerics.eagle_solver(), [shape], (2,), (np.dtype(dtype).name,), seeds=4))
     failed = numerics.failures(rows, numerics.TESTS)
     assert not failed, "\n".join(map(numerics.describe, failed))
 

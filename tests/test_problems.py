@@ -11,13 +11,24 @@ import pytest
 from eagle_jax import problems
 
 KEY = jax.random.key(7)
-SMALL: Any = {"n": 40, "d": 32, "n_out": 3, "d_out": 2}
+SMALL: Any = {"n": 40, "d": 32, "n_out": 6, "d_out": 8}
 GENERATORS = {
     "training_task": functools.partial(problems.training_task, **SMALL),
     "conditioned": functools.partial(problems.conditioned, **SMALL, rank=9),
     **{name: functools.partial(problems.family, name, **SMALL, rank=9) for name in problems.FAMILIES},
 }
 RANKS = dict.fromkeys(GENERATORS, 9) | {"training_task": 10, "block": 5}
+JITTED = {name: jax.jit(make) for name, make in GENERATORS.items()}
+distributed = jax.jit(problems.distributed, static_argnames=("machines", "d", "n", "kappa_max", "alpha", "measure"))
+
+
+@pytest.fixture(autouse=True)
+def cheap_compilation():
+    """These tests compile many small programs and run each once: optimising them takes four times as long."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def singular_values(A):
@@ -30,43 +41,50 @@ def nystrom(A, B, C, rank):
     return (np.asarray(B) @ Vt[:rank].T / s[:rank]) @ (U[:, :rank].T @ np.asarray(C))
 
 
-@pytest.mark.parametrize("name", GENERATORS)
-def test_hidden_block_is_the_nystrom_estimate(dtype, name):
-    problem = GENERATORS[name](KEY, dtype=dtype)
+def check_nystrom(problem, rank):
     A, B, C, D = problem
-    assert [x.shape for x in problem] == [(32, 40), (2, 40), (32, 3), (2, 3)]
-    assert {x.dtype for x in problem} == {jnp.dtype(dtype)}
-    s, rank, eps = singular_values(A), RANKS[name], jnp.finfo(dtype).eps
+    s, eps = singular_values(A), float(jnp.finfo(A.dtype).eps)
     assert s[rank] < 20 * eps * s[0] < s[rank - 1]
     # D's rounding grows with kappa on the way through A⁺
     bound = 20 * eps * (s[0] / s[rank - 1]) * np.linalg.norm(B) * np.linalg.norm(C) / s[rank - 1]
-    assert np.linalg.norm(nystrom(A, B, C, rank) - D) < bound
-    assert bound < 0.5 * np.linalg.norm(D)
+    assert np.linalg.norm(nystrom(A, B, C, rank) - D) < bound < 0.5 * np.linalg.norm(D)
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_generators_are_pure_under_jit_and_vmap(name):
-    make = GENERATORS[name]
+def test_hidden_block_is_the_nystrom_estimate(x64, name):
+    check_nystrom(JITTED[name](KEY), RANKS[name])
+
+
+@pytest.mark.parametrize("name", ["training_task", "conditioned"])
+def test_hidden_block_is_the_nystrom_estimate_in_float32(name):
+    check_nystrom(JITTED[name](KEY), RANKS[name])
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generators_are_pure_under_vmap(x64, name):
     keys = jax.random.split(KEY, 2)
-    batch = jax.jit(jax.vmap(make))(keys)
+    batch = jax.jit(jax.vmap(GENERATORS[name]))(keys)
     for i, key in enumerate(keys):
-        for x, y in zip(make(key), batch, strict=True):
-            np.testing.assert_allclose(x, y[i], atol=1e-5 * float(jnp.max(jnp.abs(x))))
+        for x, y in zip(JITTED[name](key), batch, strict=True):
+            np.testing.assert_allclose(x, y[i], atol=1e-13 * float(jnp.max(jnp.abs(batch.A))))
     assert not np.allclose(batch.A[0], batch.A[1])
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_shapes_and_dtypes(x64, name):
+    shapes = [(32, 40), (8, 40), (32, 6), (8, 6)]
+    for dtype in (None, jnp.float32):
+        problem = jax.eval_shape(functools.partial(GENERATORS[name], dtype=dtype), KEY)
+        assert [x.shape for x in problem] == shapes
+        assert {x.dtype for x in problem} == {jnp.dtype(dtype or jnp.float64)}
+    with jax.enable_x64(False):
+        assert jax.eval_shape(GENERATORS[name], KEY).A.dtype == jnp.float32
 
 
 def test_vmapped_generators_do_not_hang():
     """Two independent batched QRs of this size made a small CPU thread pool wait for itself."""
     batch = jax.jit(jax.vmap(functools.partial(problems.conditioned, n=300, d=300)))(jax.random.split(KEY, 3))
     assert bool(jnp.all(jnp.isfinite(batch.A)))
-
-
-def test_default_dtype_is_jax_default():
-    assert problems.training_task(KEY).A.dtype == jnp.float32
-
-
-def test_default_dtype_follows_x64(x64):
-    assert problems.training_task(KEY).A.dtype == jnp.float64
 
 
 @pytest.mark.parametrize("kappa", [1.0, 1e2, 1e8])
@@ -122,14 +140,14 @@ def test_block_rows_are_five_centroids(x64):
 
 
 def test_noisy_moves_what_is_seen_only(x64):
-    clean = problems.conditioned(KEY, n=60, d=60)
+    clean = JITTED["conditioned"](KEY)
     dirty = problems.noisy(clean, KEY, 0.3)
     assert dirty.D is clean.D
     moved = [np.asarray(x - y) for x, y in zip(dirty[:3], clean[:3], strict=True)]
     for x in moved:
-        assert x.std() == pytest.approx(0.3, rel=0.25)
+        assert x.std() == pytest.approx(0.3, rel=0.2)
     assert np.concatenate([x.ravel() for x in moved]).std() == pytest.approx(0.3, rel=0.05)
-    assert not np.allclose(moved[0][:2], moved[1])
+    assert not np.allclose(moved[0][:8], moved[1])
 
 
 def mean_projector(A_blocks):
@@ -162,7 +180,7 @@ DIVERSITY = [
 @pytest.mark.parametrize(("machines", "d", "n", "alpha", "measure", "joint"), DIVERSITY)
 def test_distributed_has_the_prescribed_diversity(x64, machines, d, n, alpha, measure, joint):
     kappa = 1e3
-    A, B, C, D = problems.distributed(KEY, machines=machines, d=d, n=n, kappa_max=kappa, alpha=alpha, measure=measure)
+    A, B, C, D = distributed(KEY, machines=machines, d=d, n=n, kappa_max=kappa, alpha=alpha, measure=measure)
     assert (A.shape, B.shape) == ((machines, d, n), (machines, 2, n))
     assert (C.shape, D.shape) == ((d, 2), (2, 2))
     # rounding in A turns its range by eps·kappa
@@ -180,14 +198,14 @@ def test_distributed_has_the_prescribed_diversity(x64, machines, d, n, alpha, me
 
 def test_distributed_spreads_the_spectrum(x64):
     """Few distinct eigenvalues would let a Krylov method finish in as many rounds."""
-    A, *_ = problems.distributed(KEY, d=24, n=24, alpha=0.01)
+    A, *_ = distributed(KEY, machines=3, d=24, n=24, kappa_max=1e3, alpha=0.01, measure="index")
     assert len(np.unique(np.round(mean_projector(A)[0], 8))) >= 10
 
 
 def test_distributed_blocks_differ_and_batch():
     make = functools.partial(problems.distributed, d=24, n=24)
     batch = jax.jit(jax.vmap(make))(jax.random.split(KEY, 2))
-    np.testing.assert_allclose(batch.A[1], make(jax.random.split(KEY, 2)[1]).A, atol=1e-5)
+    np.testing.assert_allclose(batch.A[1], jax.jit(make)(jax.random.split(KEY, 2)[1]).A, atol=1e-5)
     assert not np.allclose(batch.A[0, 0], batch.A[0, 1])
 
 

@@ -1,5 +1,8 @@
 """The drivers against numpy's pseudo-inverse, and what JAX users may expect of them."""
 
+# numpy arrays stand in for jax.Array in State.
+# pyright: reportArgumentType=false
+
 import jax
 import jax.numpy as jnp
 import numpy as np

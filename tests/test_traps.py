@@ -49,9 +49,7 @@ def test_3_any_scaling(dtype, schedule):
     case = helpers.make_case(6, 9, dtype)
     solve = functools.partial(eagle_jax.solve, schedule=schedule)
     for a, b, c in [(1, 1, 0), (-1, -1, 0), (1, 0, 1), (-1, 0, -1), (1, 1, 1), (-1, -1, -1), (0, 1, -1)]:
-        A, B, C = (
-            x * np.dtype(dtype).type(10.0 ** (k * exponent)) for x, k in zip(case[:3], (a, b, c), strict=True)
-        )
+        A, B, C = (x * np.dtype(dtype).type(10.0 ** (k * exponent)) for x, k in zip(case[:3], (a, b, c), strict=True))
         D, status, _ = solve(A, B, C)
         assert status == Status.CONVERGED, (a, b, c)
         shrunk = np.asarray(D, np.float64) * 10.0 ** ((a - b - c) * exponent)
@@ -95,9 +93,7 @@ def test_6_optimal_steps_lose_no_digits_in_float32(size):
     rng = np.random.default_rng(size)
     spectrum = np.r_[np.ones(size // 2), np.geomspace(1, 1e-4, size - size // 2)]
     A = helpers.with_spectrum(rng, size, size, spectrum)
-    case = helpers.case_of(
-        A, rng.standard_normal((3, size)) @ A, A @ rng.standard_normal((size, 2)), np.float32
-    )
+    case = helpers.case_of(A, rng.standard_normal((3, size)) @ A, A @ rng.standard_normal((size, 2)), np.float32)
     optimal = eagle_jax.solve(case.A, case.B, case.C)
     assert optimal.status == Status.CONVERGED
     plain = helpers.error(eagle_jax.solve(case.A, case.B, case.C, schedule="paper").value, case)

@@ -1,5 +1,8 @@
 """Algorithm 1 against the paper's formulas and the invariants of its lemmas."""
 
+# numpy arrays stand in for jax.Array in State.
+# pyright: reportArgumentType=false
+
 import itertools
 
 import jax
@@ -53,7 +56,7 @@ def steps(state, count):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("sketch", [0, 1, 3])
 def test_update_is_the_papers(dtype, shape, sketch):
-    state = blocks(*shape, dtype)
+    state = blocks(shape[0], shape[1], dtype)
     S = helpers.orthonormal(np.random.default_rng(1), shape[1], sketch).astype(dtype) if sketch else None
     rho = 0.8 / helpers.norm2(state.A) ** 2
     found = update(state, rho, 0.4, 1.3, S=S)
@@ -64,9 +67,9 @@ def test_update_is_the_papers(dtype, shape, sketch):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("sketched", [False, True])
 def test_a_given_energy_changes_nothing(dtype, shape, sketched):
-    state = blocks(*shape, dtype)
+    state = blocks(shape[0], shape[1], dtype)
     S = helpers.orthonormal(np.random.default_rng(1), shape[1], 4).astype(dtype) if sketched else None
-    As = state.A @ S if sketched else state.A
+    As = state.A if S is None else state.A @ S
     found = update(state, 0.05, ETA, GAMMA, S=S, energy=As @ As.T)
     assert_states_close(found, formulas(state, 0.05, ETA, GAMMA, S), dtype)
 
@@ -81,9 +84,7 @@ def test_machines_share_C_and_D_only(dtype):
         return update(State(A, B, C, D), rho, ETA, GAMMA, reduce=lambda x: lax.pmean(x, "machine"))
 
     found = jax.vmap(one, axis_name="machine")(A, B, rhos)
-    alone = [
-        formulas(m._replace(C=C, D=D), float(r), ETA, GAMMA) for m, r in zip(machines, rhos, strict=True)
-    ]
+    alone = [formulas(m._replace(C=C, D=D), float(r), ETA, GAMMA) for m, r in zip(machines, rhos, strict=True)]
     mean = [np.mean([s[i] for s in alone], axis=0) for i in (2, 3)]
     for u in range(3):
         expected = State(alone[u].A, alone[u].B, *mean)
