@@ -146,6 +146,22 @@ def as_json(cfg: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(cfg)))
 
 
+def provenance() -> dict[str, Any]:
+    """What a number depends on beside the config: versions, device, load, revision."""
+    return {
+        "versions": {
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.version.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "device": str(jax.devices()[0].device_kind),
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "git_revision": git_revision(),
+    }
+
+
 def save(out: Path, item: str, cfg: Any, results: Results, wall_seconds: float, command: str, digest: str) -> None:
     arrays = {name: np.asarray(value) for name, value in results.items()}
     bad = [name for name, value in arrays.items() if value.dtype.hasobject]
@@ -158,16 +174,7 @@ def save(out: Path, item: str, cfg: Any, results: Results, wall_seconds: float, 
         "command": command,
         "config": as_json(cfg),
         "seed": cfg.seed,
-        "versions": {
-            "jax": jax.__version__,
-            "jaxlib": jaxlib.version.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        "device": str(jax.devices()[0].device_kind),
-        "cores": os.cpu_count(),
-        "load_average": round(os.getloadavg()[0], 2),
-        "git_revision": git_revision(),
+        **provenance(),
         "source_digest": digest,
         "wall_seconds": round(wall_seconds, 2),
         "arrays": {name: {"shape": value.shape, "dtype": str(value.dtype)} for name, value in arrays.items()},

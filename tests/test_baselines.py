@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax import problems
 from eagle_jax.baselines import BASELINES, Trace, _squared_norm, conjugate_gradients, direct, gradient_descent
 
-KEY = jax.random.key(11)
 N, D_ROWS = 16, 12
 # enough steps for kappa = 10 at float64: GD contracts by 1 - 1/kappa²
 STEPS = {"direct": 1, "gd": 3500, "cg": 60}
@@ -25,8 +23,17 @@ def cheap_compilation():
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-def problem(kappa=10.0, dtype=None, **kwargs):
-    return problems.conditioned(KEY, n=N, d=D_ROWS, n_out=3, d_out=2, kappa=kappa, dtype=dtype, **kwargs)
+def problem(kappa=10.0, rank=D_ROWS, dtype=float, seed=0):
+    """A with singular values geometric in [1/kappa, 1], B = W A, C = A Y, D = W A Y; from numpy."""
+    rng = np.random.default_rng(seed)
+    U, V = (np.linalg.qr(rng.standard_normal((m, rank)))[0] for m in (D_ROWS, N))
+    A = U * np.geomspace(1, 1 / kappa, rank) @ V.T
+    W, Y = rng.standard_normal((2, D_ROWS)), rng.standard_normal((N, 3))
+    return [jnp.asarray(x, dtype) for x in (A, W @ A, A @ Y, W @ A @ Y)]
+
+
+def noise_like(x):
+    return jnp.asarray(0.1 * np.random.default_rng(9).standard_normal(x.shape), x.dtype)
 
 
 def regression(A, B, C, ridge=0.0):
@@ -44,7 +51,7 @@ def regression(A, B, C, ridge=0.0):
 def test_converges_to_least_squares(dtype, name):
     A, B, C, D = problem(dtype=dtype)
     # general B: the system is inconsistent, and W is a projection
-    B = B + 0.1 * jax.random.normal(KEY, B.shape, dtype)
+    B = B + noise_like(B)
     trace = BASELINES[name](A, B, C, steps=STEPS[name])
     assert isinstance(trace, Trace) and trace.history.shape == (STEPS[name], *D.shape)
     assert trace.D.dtype == trace.history.dtype == dtype
@@ -65,12 +72,11 @@ def test_ridge_means_the_same_everywhere(x64, name):
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_jit_and_vmap(x64, name):
-    keys = jax.random.split(KEY, 3)
-    batch = jax.vmap(functools.partial(problems.conditioned, n=N, d=D_ROWS, kappa=3.0))(keys)
-    solve = functools.partial(BASELINES[name], steps=20)
-    together = jax.jit(jax.vmap(solve))(*batch[:3])
-    for i in range(3):
-        alone = solve(batch.A[i], batch.B[i], batch.C[i])
+    lanes = [problem(kappa=3.0, seed=seed)[:3] for seed in range(3)]
+    solve = jax.jit(functools.partial(BASELINES[name], steps=20))
+    together = jax.jit(jax.vmap(solve))(*map(jnp.stack, zip(*lanes, strict=True)))
+    for i, lane in enumerate(lanes):
+        alone = solve(*lane)
         # CG's middle steps amplify rounding, its last ones do not
         np.testing.assert_allclose(together.history[i], alone.history, atol=1e-10)
         np.testing.assert_allclose(together.D[i], alone.D, atol=1e-13)
@@ -78,8 +84,7 @@ def test_jit_and_vmap(x64, name):
 
 def test_direct_is_the_minimum_norm_solution_on_low_rank(x64):
     A, B, C, _ = problem(rank=5)
-    B = B + 0.1 * jax.random.normal(KEY, B.shape)
-    C = C + 0.1 * jax.random.normal(KEY, C.shape)
+    B, C = B + noise_like(B), C + noise_like(C)
     expected = np.asarray(B) @ np.linalg.pinv(np.asarray(A), rcond=1e-10) @ np.asarray(C)
     np.testing.assert_allclose(direct(A, B, C).D, expected, atol=1e-13)
 
@@ -94,12 +99,13 @@ def test_gradient_descent_takes_the_papers_steps(x64):
         np.testing.assert_allclose(D, W @ C, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["svd", "gaussian", "rademacher"])
+@pytest.mark.parametrize("name", ["svd", "gaussian"])
 def test_power_iteration_is_within_a_tenth_of_a_percent(x64, name):
     """On data like the paper's: the top of the spectrum is crowded, two iterations are off by 11 to 25 %."""
-    A = problems.family(name, KEY, n=120, d=120, rank=120).A
-    exact = np.linalg.norm(np.asarray(A), 2) ** 2
-    ratio = float(_squared_norm(A)) / exact
+    rng = np.random.default_rng(1)
+    G1, G2 = rng.standard_normal((2, 240, 240))
+    A = np.linalg.qr(G1)[0] * 100 ** -rng.uniform(size=240) @ np.linalg.qr(G2)[0] if name == "svd" else G1 @ G2
+    ratio = float(_squared_norm(jnp.asarray(A))) / np.linalg.norm(A, 2) ** 2
     assert 1 - 1e-3 < ratio < 1 + 1e-13
 
 
@@ -138,7 +144,7 @@ def exactly_solved(dtype):
 @pytest.mark.parametrize("name", BASELINES)
 def test_exact_convergence_and_zero_data_give_no_nan(dtype, name):
     A, B, C = exactly_solved(dtype)
-    solve = functools.partial(BASELINES[name], steps=300)
+    solve = jax.jit(functools.partial(BASELINES[name], steps=300))
     np.testing.assert_allclose(solve(A, B, C).history, 2, rtol=8 * float(jnp.finfo(dtype).eps))
     for zeros in ((0 * A, B, C), (A, 0 * B, C), (0 * A, 0 * B, 0 * C)):
         np.testing.assert_array_equal(solve(*zeros).D, 0)

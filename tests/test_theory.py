@@ -3,13 +3,12 @@
 import math
 from fractions import Fraction
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_jax import problems, theory
+from eagle_jax import theory
 
 EPS = np.finfo(float).eps
 kappas = st.floats(0, 30).map(lambda t: 10.0**t)
@@ -102,32 +101,6 @@ def test_theorem1_depends_on_the_norms_through_a_double_logarithm_only():
     scaled = theory.theorem1(1e3, 1e-8, d_out=4, norm_W=50.0, norm_C=10.0)
     assert scaled == pytest.approx(theory.theorem1(1e3, 1e-11), rel=8 * EPS)
     assert base < scaled < base + 0.4
-
-
-def distributed_rounds(problem, eps):
-    """Rounds of distributed EAGLE, kept at norm 1 per machine, until ||D_l - D||_F <= eps."""
-    A, B, C, D_true = (np.asarray(x) for x in problem)
-    D, rounds = np.zeros_like(D_true), 0
-    while np.linalg.norm(D - D_true) > eps:
-        At = A.swapaxes(1, 2)
-        C, D = C - np.mean(A @ (At @ C), axis=0), D + np.mean(B @ (At @ C), axis=0)
-        A, B, rounds = 1.5 * A - 0.5 * A @ (At @ A), 1.5 * B - 0.5 * B @ (At @ A), rounds + 1
-    return rounds
-
-
-@pytest.mark.parametrize(
-    ("alpha", "measure", "index"),
-    [(0.6, "index", 0.6), (0.1, "index", 0.1), (0.02, "index", 0.02), (1.0, "ratio", 1 / 3)],
-)
-def test_theorem2_has_the_order_of_the_iteration(x64, alpha, measure, index):
-    """The last case has orthogonal ranges: their index, 1/M, sets the pace and not the ratio 1."""
-    problem = problems.distributed(jax.random.key(3), d=12, n=8, kappa_max=10.0, alpha=alpha, measure=measure)
-    norm_C = float(np.linalg.norm(problem.C))
-    for eps in (1e-4, 1e-10):
-        order = theory.theorem2(10.0, index, eps, d_out=2, norm_W=2**0.5, norm_C=norm_C)
-        assert 0.3 < distributed_rounds(problem, eps) / order < 2
-    rounds = distributed_rounds(problem, 1e-12) - distributed_rounds(problem, 1e-6)
-    assert rounds == pytest.approx(-math.log(1e6) / math.log1p(-index), rel=0.02, abs=2)
 
 
 def test_theorem2_values():

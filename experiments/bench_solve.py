@@ -1,0 +1,191 @@
+"""Time of eagle_jax against what a user would pick instead: same data, same accuracy target, one process.
+
+    python -m experiments.bench_solve            # all sections
+    python -m experiments.bench_solve --section=square
+
+Every method of a problem is run in turn, again and again, and the table shows the median over the rounds of the ratio
+to jnp.linalg.lstsq in the same round, so that a busy machine disturbs all of them alike. Relative errors are
+against the known answer (block completion) or against numpy's lstsq in float64. An error above the target is marked.
+"""
+
+import dataclasses
+import json
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import scipy.linalg
+from absl import app, flags
+
+import eagle_jax
+from eagle_jax import problems
+from experiments import common
+
+_SECTION = flags.DEFINE_enum("section", "all", ["all", "square", "tall", "batch", "memory"], "what to run")
+_ROUNDS = flags.DEFINE_integer("rounds", 9, "how often each method is run")
+_OUT = flags.DEFINE_string("out", "results", "folder for bench_solve.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    problem: str
+    method: str
+    ratio: float
+    milliseconds: float
+    error: float
+    target: float
+
+
+def race(problem, methods, arguments, error, target, rounds) -> list[Row]:
+    """Runs all methods in turn `rounds` times; ratios are to the first method, round by round."""
+    answers = {name: jax.block_until_ready(f(*arguments)) for name, f in methods.items()}
+    times = {name: [] for name in methods}
+    for _ in range(rounds):
+        for name, f in methods.items():
+            start = time.perf_counter()
+            jax.block_until_ready(f(*arguments))
+            times[name].append(time.perf_counter() - start)
+    base = np.array(next(iter(times.values())))
+    return [
+        Row(problem, name, float(np.median(np.array(t) / base)), 1e3 * min(t), error(answers[name]), target)
+        for name, t in times.items()
+    ]
+
+
+def _lineax(solver):
+    def run(A, B):
+        operator = lx.MatrixLinearOperator(A.T)
+        return jax.vmap(lambda b: lx.linear_solve(operator, b, solver, throw=False).value)(B)
+
+    return jax.jit(run)
+
+
+def _lineax_cg(A, B):
+    operator = lx.MatrixLinearOperator(A @ A.T, lx.positive_semidefinite_tag)
+    solver = lx.NormalCG(rtol=1e-14, atol=0.0, max_steps=20 * A.shape[0]) if hasattr(lx, "NormalCG") else lx.CG(1e-14, 0.0)
+    return jax.vmap(lambda b: lx.linear_solve(operator, A @ b, solver, throw=False).value)(B)
+
+
+def _cholesky(A, B):
+    factor = jax.scipy.linalg.cho_factor(A @ A.T)
+    return jax.scipy.linalg.cho_solve(factor, A @ B.T).T
+
+
+def competitors(rtol=None):
+    """Methods (A, B) -> W. The first is the yardstick."""
+    return {
+        "jnp.linalg.lstsq (SVD)": jax.jit(lambda A, B: jnp.linalg.lstsq(A.T, B.T)[0].T),
+        "eagle_jax": jax.jit(lambda A, B: eagle_jax.estimate(A, B, rtol=rtol).value),
+        "eagle_jax paper steps": jax.jit(lambda A, B: eagle_jax.estimate(A, B, schedule="paper").value),
+        "numpy lstsq (gelsd)": lambda A, B: np.linalg.lstsq(np.asarray(A).T, np.asarray(B).T, rcond=None)[0].T,
+        "scipy lstsq (gelsy)": lambda A, B: _gelsy(np.asarray(A), np.asarray(B)),
+        "lineax QR": _lineax(lx.QR()),
+        "lineax SVD": _lineax(lx.SVD()),
+        "lineax CG": jax.jit(_lineax_cg),
+        "Gram + Cholesky": jax.jit(_cholesky),
+    }
+
+
+def _gelsy(A, B):
+    solution = scipy.linalg.lstsq(A.T, B.T, lapack_driver="gelsy")
+    return solution[0].T if solution is not None else None
+
+
+def square(rounds):
+    rows = []
+    for n, kappa, rank in ((240, 1e2, None), (240, 1e3, None), (240, 1e5, None), (240, 1e2, 60), (1000, 1e2, None), (1000, 1e4, None)):
+        problem = problems.conditioned(jax.random.key(0), n=n, d=n, kappa=kappa, rank=rank, dtype=jnp.float64)
+        A, B, C, D = (jnp.asarray(x) for x in problem)
+        methods = competitors(rtol=1e-10 / kappa / 10)
+        if rank is not None:
+            methods = {k: f for k, f in methods.items() if k not in ("lineax QR", "Gram + Cholesky")}
+
+        def error(W, C=C, D=D):
+            return float(jnp.linalg.norm(jnp.asarray(W) @ C - D) / jnp.linalg.norm(D))
+
+        name = f"{n}x{n}, kappa {kappa:.0e}" + (f", rank {rank}" if rank else "")
+        rows += race(name, methods, (A, B), error, 1e-10, rounds if n < 500 else max(3, rounds // 3))
+    return rows
+
+
+def tall(rounds):
+    d, n, kappa = 256, 100_000, 1e3
+    rng = np.random.default_rng(0)
+    U, V = np.linalg.qr(rng.standard_normal((d, d)))[0], np.linalg.qr(rng.standard_normal((n, d)))[0]
+    A = (U * np.geomspace(1, 1 / kappa, d)) @ V.T
+    B = rng.standard_normal((2, d)) @ A + 0.1 * rng.standard_normal((2, n)) / np.sqrt(n)
+    reference = np.linalg.lstsq(A.T, B.T, rcond=None)[0].T
+    methods = competitors()
+    keep = ("jnp.linalg.lstsq (SVD)", "eagle_jax", "numpy lstsq (gelsd)", "lineax QR", "Gram + Cholesky")
+
+    def error(W):
+        return float(np.linalg.norm(np.asarray(W) - reference) / np.linalg.norm(reference))
+
+    methods = {k: methods[k] for k in keep}
+    return race("256x100000, noisy", methods, (jnp.asarray(A), jnp.asarray(B)), error, 1e-11, max(3, rounds // 3))
+
+
+def batch(rounds):
+    rows = []
+    for dtype, target in ((jnp.float32, 1e-3), (jnp.float64, 1e-10)):
+        for name, make in (
+            ("training tasks", lambda key, dtype=dtype: problems.training_task(key, dtype=dtype)),
+            ("kappa 1e2", lambda key, dtype=dtype: problems.conditioned(key, n=18, d=18, kappa=1e2, dtype=dtype)),
+        ):
+            A, B, C, D = jax.vmap(make)(jax.random.split(jax.random.key(1), 1024))
+            cut = 20 * float(jnp.finfo(dtype).eps)
+            methods = {
+                "jnp.linalg.lstsq (SVD)": jax.jit(
+                    jax.vmap(lambda A, B, cut=cut: jnp.linalg.lstsq(A.T, B.T, rcond=cut)[0].T)
+                ),
+                "eagle_jax": jax.jit(jax.vmap(lambda A, B: eagle_jax.estimate(A, B).value)),
+                "eagle_jax paper steps": jax.jit(jax.vmap(lambda A, B: eagle_jax.estimate(A, B, schedule="paper").value)),
+            }
+
+            def error(W, C=C, D=D):
+                axes = (-2, -1)
+                return float(jnp.median(jnp.linalg.norm(W @ C - D, axis=axes) / jnp.linalg.norm(D, axis=axes)))
+
+            title = f"1024 x 18x18 {jnp.dtype(dtype).name}, {name}"
+            rows += race(title, methods, (A, B), error, target, rounds)
+    return rows
+
+
+def memory():
+    """Bytes that the compiled program needs beside its arguments, over the bytes of the arguments."""
+    rows = []
+    for d, n in ((1000, 1000), (256, 20_000), (2000, 500)):
+        A, B = jax.ShapeDtypeStruct((d, n), jnp.float64), jax.ShapeDtypeStruct((2, n), jnp.float64)
+        usage = jax.jit(eagle_jax.estimate).lower(A, B).compile().memory_analysis()
+        assert usage is not None
+        extra = usage.temp_size_in_bytes + usage.output_size_in_bytes
+        rows.append({"shape": f"{d}x{n}", "extra over inputs": extra / usage.argument_size_in_bytes})
+    return rows
+
+
+def main(_):
+    jax.config.update("jax_enable_x64", True)
+    sections = {"square": square, "tall": tall, "batch": batch}
+    chosen = list(sections) if _SECTION.value == "all" else [s for s in sections if s == _SECTION.value]
+    rows = []
+    for name in chosen:
+        for row in sections[name](_ROUNDS.value):
+            rows.append(row)
+            late = "" if row.error <= row.target else "  (misses the target)"
+            print(f"{row.problem:38s} {row.method:26s} {row.ratio:7.2f}x {row.milliseconds:9.1f} ms  error {row.error:.1e}{late}", flush=True)
+    result = {"rows": [dataclasses.asdict(r) for r in rows], "provenance": common.provenance()}
+    if _SECTION.value in ("all", "memory"):
+        result["memory"] = memory()
+        for row in result["memory"]:
+            print(f"memory {row['shape']:12s} {row['extra over inputs']:.2f} times the inputs, beside them")
+    path = pathlib.Path(_OUT.value) / "bench_solve.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1))
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    app.run(main)
