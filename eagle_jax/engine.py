@@ -89,7 +89,7 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
     def more(carry):
         state, i = carry
         reduced = reduction(state)
-        predicted = i * jnp.log(needed) / jnp.minimum(jnp.log(reduced), -1e-6)
+        predicted = i.astype(r.dtype) * jnp.log(needed) / jnp.minimum(jnp.log(reduced), -1e-6)
         return (reduced > drop) & (i < budget) & ((i < 8) | (predicted < budget))
 
     state, i = lax.while_loop(more, lambda c: (iterate(c[0]), c[1] + 1), (state, jnp.asarray(0, jnp.int32)))
@@ -311,10 +311,10 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
     X = jnp.zeros((rhs.shape[0], M.shape[1] if minimum_norm else s), dtype)
     first = rhs if minimum_norm else matmul(rhs, M.T)
     worst_errors = Errors(jnp.asarray(jnp.inf, dtype), jnp.asarray(jnp.inf, dtype))
-    carry = (X, first, worst_errors, certified, 0)
+    carry = (X, first, worst_errors, certified, jnp.asarray(0, jnp.int32))
     X, _, best, _, passes = lax.while_loop(lambda c: c[3] & (c[2].backward > rtol / 16), correct, carry)
     error = jnp.where(certified & (best.backward <= rtol), best.backward, jnp.inf)
-    return X, error, Stats(steps, jnp.asarray(passes, jnp.int32), error, size, size * energy_bound(Q))
+    return X, error, Stats(steps, passes, error, size, size * energy_bound(Q))
 
 
 def least_squares(M, rhs, minimum_norm, rtol, rcond, max_steps):

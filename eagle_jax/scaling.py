@@ -14,7 +14,7 @@ def step_budget(schedule, rcond: float) -> int:
 def power_of_two(size):
     """The power of two that brings `size` into [0.5, 1): scaling by it is exact. 1 for 0, NaN for NaN and Inf."""
     _, exponent = jnp.frexp(jnp.where(jnp.isfinite(size), size, 1))
-    limit = jnp.finfo(size.dtype).maxexp - 2
+    limit = int(jnp.finfo(size.dtype).maxexp) - 2
     scale = jnp.ldexp(jnp.ones_like(size), -jnp.clip(exponent, -limit, limit))
     scale = jnp.where(size > 0, scale, 1)
     return jnp.where(jnp.isfinite(size), scale, jnp.nan)

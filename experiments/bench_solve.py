@@ -65,7 +65,9 @@ def _lineax(solver):
 
 def _lineax_cg(A, B):
     operator = lx.MatrixLinearOperator(A @ A.T, lx.positive_semidefinite_tag)
-    solver = lx.NormalCG(rtol=1e-14, atol=0.0, max_steps=20 * A.shape[0]) if hasattr(lx, "NormalCG") else lx.CG(1e-14, 0.0)
+    solver = (
+        lx.NormalCG(rtol=1e-14, atol=0.0, max_steps=20 * A.shape[0]) if hasattr(lx, "NormalCG") else lx.CG(1e-14, 0.0)
+    )
     return jax.vmap(lambda b: lx.linear_solve(operator, A @ b, solver, throw=False).value)(B)
 
 
@@ -96,7 +98,14 @@ def _gelsy(A, B):
 
 def square(rounds):
     rows = []
-    for n, kappa, rank in ((240, 1e2, None), (240, 1e3, None), (240, 1e5, None), (240, 1e2, 60), (1000, 1e2, None), (1000, 1e4, None)):
+    for n, kappa, rank in (
+        (240, 1e2, None),
+        (240, 1e3, None),
+        (240, 1e5, None),
+        (240, 1e2, 60),
+        (1000, 1e2, None),
+        (1000, 1e4, None),
+    ):
         problem = problems.conditioned(jax.random.key(0), n=n, d=n, kappa=kappa, rank=rank, dtype=jnp.float64)
         A, B, C, D = (jnp.asarray(x) for x in problem)
         methods = competitors(rtol=1e-10 / kappa / 10)
@@ -142,7 +151,9 @@ def batch(rounds):
                     jax.vmap(lambda A, B, cut=cut: jnp.linalg.lstsq(A.T, B.T, rcond=cut)[0].T)
                 ),
                 "eagle_jax": jax.jit(jax.vmap(lambda A, B: eagle_jax.estimate(A, B).value)),
-                "eagle_jax paper steps": jax.jit(jax.vmap(lambda A, B: eagle_jax.estimate(A, B, schedule="paper").value)),
+                "eagle_jax paper steps": jax.jit(
+                    jax.vmap(lambda A, B: eagle_jax.estimate(A, B, schedule="paper").value)
+                ),
             }
 
             def error(W, C=C, D=D):
@@ -175,7 +186,10 @@ def main(_):
         for row in sections[name](_ROUNDS.value):
             rows.append(row)
             late = "" if row.error <= row.target else "  (misses the target)"
-            print(f"{row.problem:38s} {row.method:26s} {row.ratio:7.2f}x {row.milliseconds:9.1f} ms  error {row.error:.1e}{late}", flush=True)
+            print(
+                f"{row.problem:38s} {row.method:26s} {row.ratio:7.2f}x {row.milliseconds:9.1f} ms  error {row.error:.1e}{late}",
+                flush=True,
+            )
     result = {"rows": [dataclasses.asdict(r) for r in rows], "provenance": common.provenance()}
     if _SECTION.value in ("all", "memory"):
         result["memory"] = memory()

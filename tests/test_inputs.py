@@ -77,7 +77,7 @@ def test_the_other_drivers_check_too():
         ({"max_steps": 0}, "max_steps=0; expected a positive integer"),
         (
             {"schedule": "fast"},
-            r"schedule='fast' is not known; use one of \['emergent', 'optimal', 'paper'\]",
+            r"schedule='fast' is not known; use one of \['optimal', 'paper', 'emergent'\]",
         ),
         ({"schedule": (0.3,)}, "neither a name .* nor a pair"),
         ({"schedule": (0.3, "x")}, "neither a name .* nor a pair"),

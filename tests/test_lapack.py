@@ -11,7 +11,7 @@ SHAPES = [(3, 2), (5, 10), (10, 5), (50, 50)]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_ratios_of_the_default_solver(dtype, shape):
     rows = list(numerics.lapack_rows(numerics.eagle_solver(), [shape], (2,), (np.dtype(dtype).name,), seeds=4))
-    failed = numerics.failures(rows, numerics.TESTS)
+    failed = numerics.failures(rows)
     assert not failed, "\n".join(map(numerics.describe, failed))
 
 
@@ -21,7 +21,7 @@ def test_ratios_of_the_default_solver(dtype, shape):
 def test_ratios_on_the_whole_grid(dtype, m, nrhs):
     shapes = [(m, n) for n in numerics.SIZES]
     rows = list(numerics.lapack_rows(numerics.eagle_solver(), shapes, (nrhs,), (np.dtype(dtype).name,)))
-    failed = numerics.failures(rows, numerics.TESTS)
+    failed = numerics.failures(rows)
     assert not failed, "\n".join(map(numerics.describe, failed))
 
 

@@ -40,7 +40,7 @@ def test_exact_steps_lie_between_the_lower_bound_and_the_corrected_one(kappa_E, 
     assert steps <= math.log(kappa_E) / math.log(9 / 4) + 3 + max(0, math.log2(math.log(4 / (3 * eps))))
 
 
-@given(st.floats(math.log10(300), 30).map(lambda t: 10.0**t), tolerances)
+@given(st.floats(4, 30).map(lambda t: 10.0**t), tolerances)
 def test_erratum_the_printed_number_of_steps_is_too_small(kappa_E, eps):
     assert theory.steps_printed(kappa_E, eps) < theory.steps_exact(kappa_E, eps)
 
