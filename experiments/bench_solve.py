@@ -187,7 +187,8 @@ def main(_):
             rows.append(row)
             late = "" if row.error <= row.target else "  (misses the target)"
             print(
-                f"{row.problem:38s} {row.method:26s} {row.ratio:7.2f}x {row.milliseconds:9.1f} ms  error {row.error:.1e}{late}",
+                f"{row.problem:38s} {row.method:26s} {row.ratio:7.2f}x {row.milliseconds:9.1f} ms  "
+                f"error {row.error:.1e}{late}",
                 flush=True,
             )
     result = {"rows": [dataclasses.asdict(r) for r in rows], "provenance": common.provenance()}
