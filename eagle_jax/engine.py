@@ -347,7 +347,7 @@ def least_squares(M, rhs, minimum_norm, rtol, rcond, max_steps):
         X, status, stats = robustly((X, jnp.asarray(Status.CONVERGED), stats), jnp.isfinite(error))
     elif minimum_norm:
         first = run(True)
-        X, status, stats = robustly(first, (first[1] == Status.CONVERGED) | ~jnp.isfinite(first[2].norm))
+        X, status, stats = robustly(first, (first[1] == int(Status.CONVERGED)) | ~jnp.isfinite(first[2].norm))
     else:
         X, status, stats = run(False)
     X = X / rhs_scale

@@ -75,9 +75,9 @@ class Prepared(NamedTuple):
         check_equal("rows", "C", C.shape[0], "A", W.shape[1])
         D = matmul(W, C)
         broken = jnp.where(jnp.all(jnp.isfinite(C)), Status.BREAKDOWN, Status.NONFINITE)
-        converged = status == Status.CONVERGED
+        converged = status == int(Status.CONVERGED)
         status = jnp.where(converged & ~jnp.all(jnp.isfinite(D)), broken, status).astype(jnp.int32)
-        return Solution(jnp.where(status == Status.NONFINITE, jnp.nan, D), status, stats)
+        return Solution(jnp.where(status == int(Status.NONFINITE), jnp.nan, D), status, stats)
 
 
 def prepare(A, B, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Prepared:
@@ -148,10 +148,10 @@ def _estimate(A, B, settings: Settings) -> Solution:
     # At condition numbers near 1/eps the paper's short steps, which never turn a singular value back, lose less.
     def plainly(carry):
         slow = plain.estimate(A, B, *settings[:3], PAPER)
-        chosen = slow.status == Status.CONVERGED
+        chosen = slow.status == int(Status.CONVERGED)
         return jax.tree.map(lambda new, old: jnp.where(chosen, new, old), slow, carry[0]), jnp.asarray(True)
 
-    answered = (fast.status == Status.CONVERGED) | (fast.status == Status.NONFINITE)
+    answered = (fast.status == int(Status.CONVERGED)) | (fast.status == int(Status.NONFINITE))
     return lax.while_loop(lambda carry: ~carry[1], plainly, (fast, answered))[0]
 
 
