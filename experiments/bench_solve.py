@@ -65,9 +65,7 @@ def _lineax(solver):
 
 def _lineax_cg(A, B):
     operator = lx.MatrixLinearOperator(A @ A.T, lx.positive_semidefinite_tag)
-    solver = (
-        lx.NormalCG(rtol=1e-14, atol=0.0, max_steps=20 * A.shape[0]) if hasattr(lx, "NormalCG") else lx.CG(1e-14, 0.0)
-    )
+    solver = lx.CG(rtol=1e-12, atol=0.0, max_steps=4 * A.shape[0])
     return jax.vmap(lambda b: lx.linear_solve(operator, A @ b, solver, throw=False).value)(B)
 
 

@@ -58,7 +58,7 @@ def test_converges_to_least_squares(dtype, name):
     assert trace.D.dtype == trace.history.dtype == dtype
     np.testing.assert_array_equal(trace.D, trace.history[-1])
     # the normal equations see kappa² = 100
-    bound = 20 * float(jnp.finfo(dtype).eps) * 100 * np.linalg.norm(B) * np.linalg.norm(C)
+    bound = 20 * float(jnp.finfo(dtype).eps) * 100 * float(np.linalg.norm(B) * np.linalg.norm(C))
     np.testing.assert_allclose(trace.D, regression(A, B, C), atol=bound)
 
 
@@ -155,7 +155,7 @@ def test_exact_convergence_and_zero_data_give_no_nan(dtype, name):
 def test_conjugate_gradients_stay_put_long_after_convergence(dtype):
     A, B, C, D = problem(dtype=dtype)
     history = conjugate_gradients(A, B, C, steps=2000).history
-    bound = 100 * 100 * float(jnp.finfo(dtype).eps) * np.linalg.norm(D)
+    bound = 100 * 100 * float(jnp.finfo(dtype).eps) * float(np.linalg.norm(D))
     np.testing.assert_allclose(np.asarray(history)[60:] - np.asarray(D), 0, atol=bound)
 
 

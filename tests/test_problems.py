@@ -60,7 +60,7 @@ def test_hidden_block_is_the_nystrom_estimate_in_float32(name):
     check_nystrom(JITTED[name](KEY), RANKS[name])
 
 
-@pytest.mark.parametrize("name", ["training_task", "conditioned", "rademacher", "block"])
+@pytest.mark.parametrize("name", ["training_task", "conditioned", "block"])
 def test_generators_are_pure_under_vmap(x64, name):
     keys = jax.random.split(KEY, 2)
     batch = [np.asarray(x) for x in jax.jit(jax.vmap(GENERATORS[name]))(keys)]
@@ -169,14 +169,12 @@ def mean_projector(A_blocks):
 
 # machines, d, n, alpha, measure, rank of the joint range
 DIVERSITY = [
-    (3, 24, 24, 1.0, "index", 24),
     (3, 25, 25, 0.35, "index", 25),
     (3, 24, 24, 0.01, "index", 24),
     (3, 24, 8, 0.35, "index", 12),
     (8, 24, 24, 0.83, "index", 24),
-    (1, 24, 24, 1.0, "index", 24),
+    (1, 24, 8, 1.0, "index", 8),
     (3, 24, 8, 0.83, "ratio", 24),
-    (3, 24, 8, 0.01, "ratio", 24),
 ]
 
 
