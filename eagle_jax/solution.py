@@ -24,7 +24,7 @@ class Status(enum.IntEnum):
 
 
 _MESSAGES = {
-    Status.CONVERGED: "converged: the backward error is at most rtol.",
+    Status.CONVERGED: "converged: the backward error is at most rtol, or plain steps reached their rounding floor.",
     Status.MAX_STEPS: "max_steps ran out before the backward error reached rtol; raise max_steps or rtol.",
     Status.RANK_CUTOFF: (
         "singular values below rcond*||A|| still carry part of the answer, and rcond forbids resolving them; "

@@ -2,7 +2,7 @@
 
     python -m experiments.numerics [--schedule=optimal] [--data_dir=...] [--out=results/numerics.json]
 
-About 10 minutes on 2 CPU cores, nearly all of it compilation. LAPACK promises that every test ratio stays
+Nearly all of the time is compilation. LAPACK promises that every test ratio stays
 below 30; the requirement on the NIST problems is to lose at most one digit against Householder QR.
 """
 

@@ -13,6 +13,10 @@ def test_ratios_of_the_default_solver(dtype, shape):
     rows = list(numerics.lapack_rows(numerics.eagle_solver(), [shape], (2,), (np.dtype(dtype).name,), seeds=4))
     failed = numerics.failures(rows)
     assert not failed, "\n".join(map(numerics.describe, failed))
+    noisy = numerics.failures(rows, numerics.TESTS)
+    if noisy and shape == (3, 2):
+        pytest.xfail("null-space noise in rank-1 answers, up to twice the limit of LAPACK's other tests")
+    assert not noisy, "\n".join(map(numerics.describe, noisy))
 
 
 @pytest.mark.slow
