@@ -11,6 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.blocks import as_blocks
+from eagle_jax.spectral import safe_divide
+from eagle_jax.update import matmul
+
 _POWER_STEPS = 100
 
 
@@ -28,7 +32,7 @@ def direct(A: jax.Array, B: jax.Array, C: jax.Array, *, steps: int = 1, ridge: f
         A = jnp.concatenate([A, ridge**0.5 * jnp.eye(A.shape[0], dtype=A.dtype)], axis=1)
         B = jnp.pad(B, ((0, 0), (0, A.shape[1] - B.shape[1])))
     W = jnp.linalg.lstsq(A.T, B.T)[0].T
-    D = _matmul(W, C)
+    D = matmul(W, C)
     return Trace(D, D[None])
 
 
@@ -39,11 +43,11 @@ def gradient_descent(A: jax.Array, B: jax.Array, C: jax.Array, *, steps: int = 1
     own, and GD would run with a longer step than the one it is said to have.
     """
     A, B, C = _check(A, B, C, steps, ridge)
-    step_size = _divide(1.0, _squared_norm(A))
+    step_size = safe_divide(1.0, _squared_norm(A))
 
     def step(W, _):
-        W = W - step_size * (_matmul(_matmul(W, A) - B, A.T) + ridge * W)
-        return W, _matmul(W, C)
+        W = W - step_size * (matmul(matmul(W, A) - B, A.T) + ridge * W)
+        return W, matmul(W, C)
 
     _, history = jax.lax.scan(step, jnp.zeros((B.shape[0], A.shape[0]), A.dtype), length=steps)
     return Trace(history[-1], history)
@@ -63,17 +67,17 @@ def conjugate_gradients(A: jax.Array, B: jax.Array, C: jax.Array, *, steps: int 
     converged: read `history`, not only the last D.
     """
     A, B, C = _check(A, B, C, steps, ridge)
-    G = _matmul(A, A.T) + ridge * jnp.eye(A.shape[0], dtype=A.dtype)
-    R = _matmul(B, A.T)
+    G = matmul(A, A.T) + ridge * jnp.eye(A.shape[0], dtype=A.dtype)
+    R = matmul(B, A.T)
 
     def step(s: _CG, _):
-        PG = _matmul(s.P, G)
-        alpha = _divide(s.rr, jnp.vdot(s.P, PG, precision="highest"))
+        PG = matmul(s.P, G)
+        alpha = safe_divide(s.rr, jnp.vdot(s.P, PG, precision="highest"))
         W = s.W + alpha * s.P
         R = s.R - alpha * PG
         rr = jnp.vdot(R, R, precision="highest")
-        P = R + _divide(rr, s.rr) * s.P
-        return _CG(W, R, P, rr), _matmul(W, C)
+        P = R + safe_divide(rr, s.rr) * s.P
+        return _CG(W, R, P, rr), matmul(W, C)
 
     start = _CG(jnp.zeros_like(R), R, R, jnp.vdot(R, R, precision="highest"))
     _, history = jax.lax.scan(step, start, length=steps)
@@ -87,44 +91,23 @@ BASELINES: dict[str, Callable[..., Trace]] = {
 }
 
 
-def _matmul(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.matmul(x, y, precision="highest")
-
-
-def _divide(a: jax.Array | float, b: jax.Array) -> jax.Array:
-    # 0 where b is not positive: a zero A, or CG that has converged exactly, has nowhere to go.
-    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
-
-
 def _squared_norm(A: jax.Array) -> jax.Array:
     """||A||₂² by power iteration on A Aᵀ; never above it."""
     # A fixed random start: a constant vector can be orthogonal to the top singular vector of a structured A.
     v = jax.random.normal(jax.random.key(0), (A.shape[0],), A.dtype)
 
     def multiply(_, v):
-        v = _matmul(A, _matmul(v, A))
-        return v * _divide(1.0, jnp.linalg.norm(v))
+        v = matmul(A, matmul(v, A))
+        return v * safe_divide(1.0, jnp.linalg.norm(v))
 
     v = jax.lax.fori_loop(0, _POWER_STEPS, multiply, v)
-    Av = _matmul(v, A)
+    Av = matmul(v, A)
     return jnp.vdot(Av, Av, precision="highest")
 
 
-def _check(
-    A: jax.Array, B: jax.Array, C: jax.Array, steps: int, ridge: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    A, B, C = jnp.asarray(A), jnp.asarray(B), jnp.asarray(C)
-    for name, x in (("A", A), ("B", B), ("C", C)):
-        if x.ndim != 2:
-            raise ValueError(f"{name}: got shape {x.shape}, expected a matrix; use jax.vmap for a batch.")
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"{name}: got dtype {x.dtype}, expected a floating type.")
-    if B.shape[1] != A.shape[1]:
-        raise ValueError(f"B: got shape {B.shape}, expected {A.shape[1]} columns, as many as A.")
-    if C.shape[0] != A.shape[0]:
-        raise ValueError(f"C: got shape {C.shape}, expected {A.shape[0]} rows, as many as A.")
+def _check(A, B, C, steps: int, ridge: float) -> list[jax.Array]:
     if steps < 1:
-        raise ValueError(f"steps: got {steps}, expected a positive integer.")
+        raise ValueError(f"steps={steps}; expected a positive integer")
     if not ridge >= 0:
-        raise ValueError(f"ridge: got {ridge}, expected a number, at least 0.")
-    return A, B, C
+        raise ValueError(f"ridge={ridge}; expected a number, at least 0")
+    return as_blocks(A, B, C)

@@ -69,3 +69,11 @@ def check_equal(what: str, left: str, left_size: int, right: str, right_size: in
             f"{left} has {left_size} {what} but {right} has {right_size}; they must agree "
             "(A: d x n, B: d' x n, C: d x n')"
         )
+
+
+def as_blocks(A, B, C) -> list[jax.Array]:
+    """A, B and C as `as_matrices` makes them, of fitting shapes."""
+    A, B, C = as_matrices(A=A, B=B, C=C)
+    check_equal("columns", "B", B.shape[1], "A", A.shape[1])
+    check_equal("rows", "C", C.shape[0], "A", A.shape[0])
+    return [A, B, C]

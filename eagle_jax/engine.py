@@ -28,9 +28,18 @@ from eagle_jax.spectral import energy_bound, norm, safe_divide
 from eagle_jax.update import State, matmul, update, update_energy
 
 # Below this side length a thin batched product costs about as much as a full one, so whole cycles of Updates run
-# between thin solves, and those are short and unrolled.
+# between thin solves, and those are of a fixed length that is enough for most.
 _SMALL = 64
-_SMALL_ITERATIONS = 3
+_SMALL_ITERATIONS = 12
+# The cheap path starts with two steps and a cycle, and gives up after that many steps, lest one bad lane of a batch
+# keep the good ones busy.
+_SMALL_STEPS = 10
+# From this side length on, a thin solve costs little beside an Update and is tried after each; below, after two.
+_LARGE = 512
+# The pace of a thin solve is judged that many iterations at a time; it restarts on a fresh residual after a reduction
+# by _DEEPEST.
+_CHUNK = 8
+_DEEPEST = 1e-12
 _PROBES = 2
 # Gram matrices of M pay when M is at least this many times wider than high.
 _GRAM_ASPECT = 2
@@ -59,9 +68,9 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
     """Rows z with z E ~ r. Returns (Krylov state, iterations, slow); multiply(r) = (r E, <r E, r>).
 
     Conjugate residuals and not conjugate gradients: r may have a part in the null space of E, which minimising the
-    residual leaves alone. Stops when the energy <r E, r> has fallen by `needed` (at most 1e-8, where restarting on a
-    fresh residual is wiser), or when the pace so far predicts more than `budget` iterations (`slow`).
-    A budget of None is for small problems: a few iterations, unrolled. Directions that E shrinks by more than
+    residual leaves alone. Stops when the energy <r E, r> has fallen by `needed`, or when its pace predicts more than
+    `budget` iterations (`slow`).
+    A budget of None is for small problems: a fixed number of iterations. Directions that E shrinks by more than
     `blind` are rounding noise to it; dividing by that would fill z with noise, so they are left out.
     """
     rE, energy0 = multiply(r)
@@ -77,23 +86,28 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
         return Krylov(z, r, r + beta * p, rE, rE + beta * pE, fresh)
 
     if budget is None:
-        for _ in range(_SMALL_ITERATIONS):
-            state = iterate(state)
+        state = lax.fori_loop(0, _SMALL_ITERATIONS, lambda _, state: iterate(state), state)
         return state, jnp.asarray(_SMALL_ITERATIONS, jnp.int32), jnp.asarray(False)
 
-    drop = jnp.maximum(needed, 1e-8).astype(r.dtype)
+    drop = jnp.maximum(needed, _DEEPEST).astype(r.dtype)
 
     def reduction(state):
         return jnp.sqrt(worst(safe_divide(state.energy, energy0)))
 
     def more(carry):
-        state, i = carry
-        reduced = reduction(state)
-        predicted = i.astype(r.dtype) * jnp.log(needed) / jnp.minimum(jnp.log(reduced), -1e-6)
-        return (reduced > drop) & (i < budget) & ((i < 8) | (predicted < budget))
+        _, i, before, now = carry
+        pace = jnp.minimum(jnp.log(now / before), -1e-6) / _CHUNK
+        predicted = i.astype(r.dtype) + jnp.log(needed / now) / pace
+        return (now > drop) & (i < budget) & ((i < 2 * _CHUNK) | (predicted < budget))
 
-    state, i = lax.while_loop(more, lambda c: (iterate(c[0]), c[1] + 1), (state, jnp.asarray(0, jnp.int32)))
-    return state, i, reduction(state) > drop
+    def chunk(carry):
+        state, i, _, before = carry
+        state = lax.fori_loop(0, _CHUNK, lambda _, state: iterate(state), state)
+        return state, i + _CHUNK, before, reduction(state)
+
+    one = jnp.ones((), r.dtype)
+    state, i, _, now = lax.while_loop(more, chunk, (state, jnp.asarray(0, jnp.int32), one, one))
+    return state, i, now > drop
 
 
 def by_energy(E):
@@ -121,7 +135,7 @@ def _rows(x, y):
 
 
 class Carry(NamedTuple):
-    M: jax.Array  # the conditioned copy of M
+    M: jax.Array  # the conditioned copy of M; without columns unless carry_rhs, where it is C times M
     C: jax.Array  # Update's C block, see `_moved_along`
     E: jax.Array  # M M^T
     X: jax.Array  # the best so far
@@ -142,9 +156,9 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
     polish = s < _SMALL or not carry_rhs
     solve_thin = _carried_solve if carry_rhs else partial(_conditioned_solve, minimum_norm=minimum_norm)
 
-    def attempt(c: Carry):
+    def attempt(c: Carry, conditioned):
         """One thin solve in the conditioned problem, judged in the original one."""
-        correction, slow, inconsistent, i = solve_thin(c, 0.25 * rtol / c.errors.backward)
+        correction, slow, inconsistent, i = solve_thin(c, conditioned, 0.25 * rtol / c.errors.backward)
         X = c.X + correction
         projected = None if minimum_norm else _projected(c.E, c.C)
         errors, R, gradient = backward_error(M, rhs, X, size, minimum_norm, projected)
@@ -173,29 +187,37 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
         ), worthwhile
 
     def refine(c: Carry) -> Carry:
-        return lax.while_loop(lambda t: t[1], lambda t: attempt(t[0]), (c, ~c.done))[0]
+        conditioned = c.M if carry_rhs else matmul(c.C, M)
+        return lax.while_loop(lambda t: t[1], lambda t: attempt(t[0], conditioned), (c, ~c.done))[0]
 
     def step(c: Carry, scale, eta) -> Carry:
-        nothing = jnp.zeros((0, l), M.dtype), jnp.zeros((0, c.C.shape[1]), M.dtype)
-        new = update(State(c.M, nothing[0], c.C, nothing[1]), 1.0, eta, eta, energy=c.E)
-        A = scale * new.A
-        return c._replace(M=A, C=scale * new.C, E=matmul(A, A.T), growth=c.growth * scale, steps=c.steps + 1)
+        B, D = (jnp.zeros((0, x.shape[1]), M.dtype) for x in (c.M, c.C))
+        new = update(State(c.M, B, c.C, D), 1.0, eta, eta, energy=c.E)
+        A, C = scale * new.A, scale * new.C
+        conditioned = A if carry_rhs else matmul(C, M)
+        E = matmul(conditioned, conditioned.T)
+        return c._replace(M=A, C=C, E=E, growth=c.growth * scale, steps=c.steps + 1)
 
-    def advance(c: Carry) -> Carry:
-        if not polish:
-            return step(c, *LIFT)
-        scales, etas = (jnp.asarray(v, M.dtype) for v in zip(*CYCLE[:max_steps], strict=True))
-        return lax.fori_loop(0, len(scales), lambda i, c: step(c, scales[i], etas[i]), c)
+    def advance(c: Carry, steps) -> Carry:
+        scales, etas = (jnp.asarray(v, M.dtype) for v in zip(*steps, strict=True))
+        whole = (max_steps - len(opening)) % len(steps) == 0
+        trips = len(steps) if whole else jnp.minimum(len(steps), max_steps - c.steps)
+        return lax.fori_loop(0, trips, lambda i, c: step(c, scales[i], etas[i]), c)
 
+    cycle = CYCLE if polish else (LIFT,) if s >= _LARGE else CYCLE[:2]
+    opening = CYCLE[:2] if polish and carry_rhs and max_steps > 2 else ()
     X = jnp.zeros((rhs.shape[0], l if minimum_norm else s), M.dtype)
     errors, R, gradient = backward_error(M, rhs, X, size, minimum_norm)
     zero, one, no = jnp.asarray(0, jnp.int32), jnp.ones((), M.dtype), jnp.asarray(False)
     C, probes = _moved_along(M, rhs, size, carry_rhs)
     residual, converged = R if minimum_norm else gradient, errors.backward <= rtol
-    start = Carry(M / size, C, E / size**2, X, residual, errors, converged, no, one, zero, zero, zero)
-    end = lax.while_loop(
-        lambda c: ~c.done & (c.steps < max_steps), lambda c: refine(advance(c)), start if polish else refine(start)
-    )
+    conditioned = M / size if carry_rhs else M[:, :0]
+    start = Carry(conditioned, C, E / size**2, X, residual, errors, converged, no, one, zero, zero, zero)
+    if opening:
+        start = advance(start, opening)
+    elif not polish:
+        start = refine(start)
+    end = lax.while_loop(lambda c: ~c.done & (c.steps < max_steps), lambda c: refine(advance(c, cycle)), start)
     probes = end.C[:, :_PROBES].T if carry_rhs else matmul(probes, end.C)
     condition = size * norm(matmul(probes, end.E)) / _PROBES**0.5  # about ||M|| ||M^+||, blind to the null space
     return end, jnp.maximum(condition, 1)
@@ -234,28 +256,30 @@ def _projected(E, Q):
     return lambda gradient: jnp.where(certified, norm(matmul(gradient, Q.T), -1) / jnp.sqrt(least), jnp.inf)
 
 
-def _carried_solve(c: Carry, needed):
+def _carried_solve(c: Carry, _, needed):
     """Solves X M_l^T = rhs_l further. Returns (correction of X, slow, inconsistent, iterations)."""
     r = c.C[:, _PROBES:].T - matmul(c.X, c.M.T)
-    budget = None if c.M.shape[0] < _SMALL else c.M.shape[0] // 3
+    budget = None if c.M.shape[0] < _SMALL else c.M.shape[0] // 2
 
     def run(multiply):
         return conjugate_residuals(multiply, r, needed, budget, _blind(c))
 
     if budget is None:
-        krylov, i, slow = run(by_factor(c.M))
+        krylov, i, slow = run(by_energy(c.E))
     else:
         krylov, i, slow = lax.cond(c.inconsistent, lambda: run(by_factor(c.M)), lambda: run(by_energy(c.E)))
     inconsistent = jnp.any(norm(krylov.rE, -1) < 1e-6 * norm(krylov.r, -1))
     return matmul(krylov.z, c.M), slow, inconsistent, i
 
 
-def _conditioned_solve(c: Carry, needed, *, minimum_norm):
+def _conditioned_solve(c: Carry, conditioned, needed, *, minimum_norm):
     """Conditions the original problem's residual by Q = c.C and solves for a correction. Returns the same."""
     r = matmul(_in_range(c.residual, c.E) if minimum_norm else c.residual, c.C.T)
     krylov, i, slow = conjugate_residuals(by_energy(c.E), r, needed, None, _blind(c))
     z = _in_range(krylov.z, c.E)
-    return matmul(z, c.M if minimum_norm else c.C), slow, jnp.asarray(False), i
+    # Not z Q times the original M: z Q is large where M is small, and its rounding would leave the row space.
+    correction = matmul(z, conditioned) if minimum_norm else _in_range(matmul(z, c.C), c.E)
+    return correction, slow, jnp.asarray(False), i
 
 
 def _in_range(x, E):
@@ -317,41 +341,98 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
     return X, error, Stats(steps, passes, error, size, size * energy_bound(Q))
 
 
-def least_squares(M, rhs, minimum_norm, rtol, rcond, max_steps):
-    """Least-squares / minimum-norm rows X for a fat M, in any scaling. Returns (X, status, Stats)."""
+def least_squares(A, rhs, rtol, rcond, max_steps):
+    """Minimum-norm least-squares rows X of X A ~ rhs; A has any shape and scaling. Returns (X, status, Stats)."""
+    minimum_norm = A.shape[0] >= A.shape[1]
     budget = step_budget(None, rcond)
+    budget += -budget % len(CYCLE)
     limit = budget if max_steps is None else min(max_steps, budget)
     rhs_scale = power_of_two(jnp.max(jnp.abs(rhs), axis=-1, keepdims=True))
     scaled_rhs = rhs * rhs_scale
 
-    def run(carry_rhs):
-        M_scale = power_of_two(jnp.max(jnp.abs(M)))
-        scaled = M * M_scale
-        E = matmul(scaled, scaled.T)
+    def fat(A):
+        return A.T if minimum_norm else A
+
+    def condition(A, scaled_rhs, *, carry_rhs, limit=limit):
+        scale = power_of_two(jnp.max(jnp.abs(A)))
+        M = scale * fat(A)
+        E = matmul(M, M.T)
         size = jnp.sqrt(energy_bound(E))
         size = jnp.where(size > 0, size, 1)
-        target = Target(scaled, scaled_rhs, size, minimum_norm, carry_rhs)
-        c, condition = condition_and_solve(target, E, rtol, limit)
+        c, condition = condition_and_solve(Target(M, scaled_rhs, size, minimum_norm, carry_rhs), E, rtol, limit)
         exhausted = jnp.where(c.best_step >= c.steps - 6, Status.RANK_CUTOFF, Status.STAGNATED)
-        exhausted = exhausted if limit == budget else Status.MAX_STEPS
+        exhausted = Status.MAX_STEPS if max_steps == limit else exhausted
         status = jnp.where(c.done, Status.CONVERGED, exhausted)
-        return c.X * M_scale, status, Stats(c.steps, c.inner, c.errors.backward, size / M_scale, condition)
+        return c.X * scale, status, Stats(c.steps, c.inner, c.errors.backward, size / scale, condition)
 
-    def robustly(first, acceptable):
-        """The slower path, only if the first one has not certified itself (no cost otherwise, nor under vmap)."""
-        again = lax.while_loop(lambda a: ~a[1], lambda a: (run(False), jnp.asarray(True)), (first, acceptable))
-        return again[0]
+    def condense(A, scaled_rhs):
+        X, error, stats = gram_and_solve(fat(A), scaled_rhs, minimum_norm, rtol)
+        return X, jnp.where(jnp.isfinite(error), Status.CONVERGED, Status.STAGNATED), stats
 
-    if M.shape[1] >= _GRAM_ASPECT * M.shape[0] and limit == budget:
-        X, error, stats = gram_and_solve(M, scaled_rhs, minimum_norm, rtol)
-        X, status, stats = robustly((X, jnp.asarray(Status.CONVERGED), stats), jnp.isfinite(error))
+    robustly = partial(condition, carry_rhs=False)
+    if max(A.shape) >= _GRAM_ASPECT * min(A.shape) and max_steps is None:
+        stages = [condense, robustly]
     elif minimum_norm:
-        first = run(True)
-        X, status, stats = robustly(first, (first[1] == int(Status.CONVERGED)) | ~jnp.isfinite(first[2].norm))
+        stages = [partial(condition, carry_rhs=True), robustly]
+        if min(A.shape) < _SMALL and limit > _SMALL_STEPS:
+            stages.insert(0, partial(condition, carry_rhs=True, limit=_SMALL_STEPS))
     else:
-        X, status, stats = run(False)
+        stages = [robustly]
+    X, status, stats = _first_certified(stages, A, scaled_rhs)
     X = X / rhs_scale
     finite = jnp.isfinite(stats.norm) & jnp.all(jnp.isfinite(rhs_scale))
     status = jnp.where(jnp.all(jnp.isfinite(X)), status, Status.BREAKDOWN)
     status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)
     return jnp.where(finite, X, jnp.nan), status, stats
+
+
+def _first_certified(stages, A, rhs):
+    """The answer of the first stage that converges on it, or the last one's."""
+    first, *others = stages
+    answer = first(A, rhs)
+    if not others:
+        return answer
+    _, status, stats = answer
+    answered = (status == int(Status.CONVERGED)) | ~jnp.isfinite(stats.norm)
+    return unless(answered, answer, partial(_first_certified, others), A, rhs)
+
+
+# A batch's unanswered lanes go through the fallback this fraction of the batch at a time.
+_LANES = 16
+
+
+def unless(answered, answer, fallback, *operands):
+    """`answer` if `answered`, else fallback(*operands), which must not close over traced values.
+
+    Costs nothing when not needed, and under vmap it costs what the lanes that need it cost: a lax.cond would run
+    both branches for all of them, so this is a loop over groups of unanswered lanes. Its operands are tied to its
+    carry by a barrier, since otherwise XLA hoists the whole fallback out of the loop as invariant.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def choose(answered, answer, *operands):
+        def body(carry):
+            *tied, _ = lax.optimization_barrier((*operands, carry[1]))
+            return fallback(*tied), jnp.asarray(True)
+
+        return lax.while_loop(lambda carry: ~carry[1], body, (answer, answered))[0]
+
+    @choose.def_vmap
+    def _(size, batched, answered, answer, *operands):
+        def spread(x, has_lanes):
+            return x if has_lanes else jnp.broadcast_to(x, (size, *jnp.shape(x)))
+
+        answered, answer, *operands = jax.tree.map(spread, (answered, answer, *operands), tuple(batched))
+
+        def body(carry):
+            answer, answered = carry
+            (lanes,) = jnp.nonzero(~answered, size=-(-size // _LANES), fill_value=size)
+            lanes = jnp.where(lanes < size, lanes, lanes[0])  # spare places repeat the first
+            new = jax.vmap(fallback)(*jax.tree.map(lambda x: x[lanes], operands))
+            answer = jax.tree.map(lambda old, new: old.at[lanes].set(new), answer, new)
+            return answer, answered.at[lanes].set(True)
+
+        answer, _ = lax.while_loop(lambda carry: ~jnp.all(carry[1]), body, (answer, answered))
+        return answer, jax.tree.map(lambda _: True, answer)
+
+    return choose(answered, answer, *operands)

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from eagle_jax.update import matmul
+
 FAMILIES = ("svd", "gaussian", "student_t", "correlated", "rademacher", "block")
 GALLERY = ("hilbert", "kahan", "vandermonde", "lauchli", "graded", "gapped")
 MEASURES = ("index", "ratio")
@@ -55,7 +57,7 @@ def training_task(
     rows, columns = d + d_out, n + n_out
     R1, R2, Z = _normals(key, dtype, (rows, s), (columns, s), (rows, columns if noise else 0))
     variances = jnp.asarray(decay ** np.arange(1, s + 1), dtype)
-    X = _matmul(R1 * variances, R2.T) / s**0.5
+    X = matmul(R1 * variances, R2.T) / s**0.5
     if noise:
         X = X + noise**0.5 * Z
     return _cut(X, d, n)
@@ -85,9 +87,9 @@ def conditioned(
     key1, key2 = jax.random.split(key)
     G1, G2, W, Y = _normals(key1, dtype, (d, rank), (n, rank), (d_out, d), (n, n_out))
     U, V = _haar(G1, G2)
-    A = _matmul(U * _log_uniform(key2, kappa, (rank,), dtype), V.T)
-    W, C = W / d**0.5, _matmul(A, Y) / n**0.5
-    return Problem(A, _matmul(W, A), C, _matmul(W, C))
+    A = matmul(U * _log_uniform(key2, kappa, (rank,), dtype), V.T)
+    W, C = W / d**0.5, matmul(A, Y) / n**0.5
+    return Problem(A, matmul(W, A), C, matmul(W, C))
 
 
 def family(
@@ -125,7 +127,7 @@ def family(
         F, G = jnp.split(_entries(name, key, (rows + columns, rank), dtype), [rows])
     if name == "correlated":
         F, G = _correlate(F), _correlate(G)
-    return _cut(_matmul(F, G.T) / rank**0.5, d, n)
+    return _cut(matmul(F, G.T) / rank**0.5, d, n)
 
 
 def _entries(name: str, key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:
@@ -146,7 +148,7 @@ def _correlate(Z: jax.Array) -> jax.Array:
     i = np.arange(Z.shape[0])
     L = np.tril(_CORRELATION ** np.abs(i[:, None] - i))
     L[:, 1:] *= (1 - _CORRELATION**2) ** 0.5
-    return _matmul(jnp.asarray(L, Z.dtype), Z)
+    return matmul(jnp.asarray(L, Z.dtype), Z)
 
 
 def _clusters(key: jax.Array, d: int, d_out: int) -> jax.Array:
@@ -204,11 +206,11 @@ def distributed(
     (Q,) = _haar(G)
     R = _ranges(Q, machines, cells, alpha, measure)
     # Rᵀ G1 is Gaussian like G1, and makes the second QR wait for the first (see _haar).
-    U, V = jax.vmap(_haar)(_matmul(R.mT, G1), G2)
+    U, V = jax.vmap(_haar)(matmul(R.mT, G1), G2)
     s = _log_uniform(key2, kappa_max, (machines, rank), dtype)
-    A = _matmul(_matmul(R, U) * s[:, None, :], V.mT)
-    W, C = W / d**0.5, jnp.sum(_matmul(A, Y), axis=0) / (machines * n) ** 0.5
-    return Problem(A, _matmul(W, A), C, _matmul(W, C))
+    A = matmul(matmul(R, U) * s[:, None, :], V.mT)
+    W, C = W / d**0.5, jnp.sum(matmul(A, Y), axis=0) / (machines * n) ** 0.5
+    return Problem(A, matmul(W, A), C, matmul(W, C))
 
 
 def _dimensions(M: int, d: int, n: int, alpha: float, measure: str) -> tuple[int, int]:
@@ -283,10 +285,6 @@ def gallery(name: str, n: int, dtype: DTypeLike = np.float64) -> np.ndarray:
         else:
             A = cosine * np.where(i == n - 1, 1e-8, 1.0) @ sine
     return A.astype(dtype)
-
-
-def _matmul(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.matmul(x, y, precision="highest")
 
 
 def _normals(key: jax.Array, dtype: DTypeLike, *shapes: tuple[int, ...]) -> list[jax.Array]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from eagle_jax import engine, plain
-from eagle_jax.blocks import as_matrices, check_equal
+from eagle_jax.blocks import as_blocks, as_matrices, check_equal
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, resolve
 from eagle_jax.solution import Solution, Stats, Status
 from eagle_jax.spectral import condition_number, norm
@@ -40,9 +40,7 @@ def solve(A, B, C, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -
       schedule: "optimal" (default), "paper" (eta=1/3, gamma=1), "emergent", or a pair (eta, gamma). Anything but
         "optimal" runs the paper's plain iteration and stops on the residual of C.
     """
-    A, B, C = as_matrices(A=A, B=B, C=C)
-    check_equal("columns", "B", B.shape[1], "A", A.shape[1])
-    check_equal("rows", "C", C.shape[0], "A", A.shape[0])
+    A, B, C = as_blocks(A, B, C)
     return _solve(A, B, C, _settings(A, rtol, rcond, max_steps, schedule))
 
 
@@ -101,9 +99,7 @@ class Trajectory(NamedTuple):
 
 def trajectory(A, B, C, *, steps: int, schedule="paper") -> Trajectory:
     """Runs `steps` plain Updates and keeps their history; `schedule` is "paper", "emergent" or (eta, gamma)."""
-    A, B, C = as_matrices(A=A, B=B, C=C)
-    check_equal("columns", "B", B.shape[1], "A", A.shape[1])
-    check_equal("rows", "C", C.shape[0], "A", A.shape[0])
+    A, B, C = as_blocks(A, B, C)
     fixed = resolve(schedule)
     if fixed is None:
         raise ValueError('trajectory follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)')
@@ -114,8 +110,8 @@ def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
     eps = float(jnp.finfo(A.dtype).eps)
     rtol = 32 * eps if rtol is None else float(rtol)
     rcond = eps * max(*A.shape, 1) if rcond is None else float(rcond)
-    if not 0 < rtol < 1:
-        raise ValueError(f"rtol={rtol}; expected a number between 0 and 1, or None for 32*eps")
+    if not eps <= rtol < 1:
+        raise ValueError(f"rtol={rtol}; expected a number between {A.dtype}'s eps={eps:.1e} and 1, or None for 32*eps")
     if not 0 < rcond < 1:
         raise ValueError(f"rcond={rcond}; expected a number between 0 and 1, or None for eps*max(A.shape)")
     if max_steps is not None and max_steps < 1:
@@ -139,20 +135,21 @@ def _estimate(A, B, settings: Settings) -> Solution:
         return _empty(jnp.zeros((B.shape[0], A.shape[0]), A.dtype), A, B)
     if settings.schedule is not None:
         return plain.estimate(A, B, *settings[:3], settings.schedule)
-    minimum_norm = A.shape[0] >= A.shape[1]
-    M = A.T if minimum_norm else A
-    fast = Solution(*engine.least_squares(M, B, minimum_norm, *settings[:3]))
+    fast = Solution(*engine.least_squares(A, B, *settings[:3]))
     if settings.max_steps is not None:
         return fast
 
     # At condition numbers near 1/eps the paper's short steps, which never turn a singular value back, lose less.
-    def plainly(carry):
+    # What they call converged there is the rounding floor of their own residuals, and may be above rtol.
+    def plainly(A, B, fast):
         slow = plain.estimate(A, B, *settings[:3], PAPER)
-        chosen = slow.status == int(Status.CONVERGED)
-        return jax.tree.map(lambda new, old: jnp.where(chosen, new, old), slow, carry[0]), jnp.asarray(True)
+        converged, error = slow.status == int(Status.CONVERGED), slow.stats.backward_error
+        status = jnp.where(converged & (error > settings.rtol), Status.STAGNATED, slow.status).astype(jnp.int32)
+        better = converged & (error < fast.stats.backward_error)
+        return jax.tree.map(lambda new, old: jnp.where(better, new, old), slow._replace(status=status), fast)
 
     answered = (fast.status == int(Status.CONVERGED)) | (fast.status == int(Status.NONFINITE))
-    return lax.while_loop(lambda carry: ~carry[1], plainly, (fast, answered))[0]
+    return engine.unless(answered, fast, plainly, A, B, fast)
 
 
 def _empty(value, A, B) -> Solution:

@@ -31,12 +31,12 @@ def energy_bound(E):
     frobenius = norm(E)
     if E.shape[-1] < 64:
         return frobenius
-    unit = E / jnp.where(frobenius > 0, frobenius, 1)
+    unit = jnp.where(frobenius > 0, frobenius, 1)
     probes = np.random.default_rng(0).standard_normal((_PROBES, E.shape[-1]))
 
     def multiply(_, carry):
         w, log_size = carry
-        w = matmul(w, unit)
+        w = matmul(w, E) / unit
         size = norm(w, axis=-1, keepdims=True)
         size = jnp.where(size > 0, size, 1)
         return w / size, log_size + jnp.log(size)

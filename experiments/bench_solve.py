@@ -106,7 +106,7 @@ def square(rounds):
     ):
         problem = problems.conditioned(jax.random.key(0), n=n, d=n, kappa=kappa, rank=rank, dtype=jnp.float64)
         A, B, C, D = (jnp.asarray(x) for x in problem)
-        methods = competitors(rtol=1e-10 / kappa / 10)
+        methods = competitors(rtol=max(0.1 * 1e-10 / kappa, 32 * float(jnp.finfo(jnp.float64).eps)))
         if rank is not None:
             methods = {k: f for k, f in methods.items() if k not in ("lineax QR", "Gram + Cholesky")}
 

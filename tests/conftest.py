@@ -41,3 +41,12 @@ def dtype(request):
     """Run the test in float32 with x64 off, and in float64 with x64 on; yields the dtype."""
     with jax.enable_x64(request.param == jnp.float64):
         yield request.param
+
+
+@pytest.fixture
+def cheap_compilation():
+    """These tests compile many small programs and run each once: optimising them takes four times as long."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

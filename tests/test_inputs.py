@@ -68,7 +68,7 @@ def test_the_other_drivers_check_too():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rtol": 0.0}, "rtol=0.0; expected a number between 0 and 1"),
+        ({"rtol": 0.0}, "rtol=0.0; expected a number between float32's eps=1.2e-07 and 1"),
         ({"rtol": -1e-3}, "rtol=-0.001"),
         ({"rtol": float("nan")}, "rtol=nan"),
         ({"rtol": 1.0}, "rtol=1.0"),

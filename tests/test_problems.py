@@ -10,6 +10,8 @@ import pytest
 
 from eagle_jax import problems, theory
 
+pytestmark = pytest.mark.usefixtures("cheap_compilation")
+
 KEY = jax.random.key(7)
 SMALL: Any = {"n": 40, "d": 32, "n_out": 6, "d_out": 8}
 GENERATORS = {
@@ -20,15 +22,6 @@ GENERATORS = {
 RANKS = dict.fromkeys(GENERATORS, 9) | {"training_task": 10, "block": 5}
 JITTED = {name: jax.jit(make) for name, make in GENERATORS.items()}
 distributed = jax.jit(problems.distributed, static_argnames=("machines", "d", "n", "kappa_max", "alpha", "measure"))
-
-
-@pytest.fixture(autouse=True)
-def cheap_compilation():
-    """These tests compile many small programs and run each once: optimising them takes four times as long."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def singular_values(A):
