@@ -53,14 +53,39 @@ def training_task(
     _check_sizes(n=n, d=d, n_out=n_out, d_out=d_out, s=s)
     _require(decay > 0, "decay", decay, "a positive number")
     _require(noise >= 0, "noise", noise, "a variance, at least 0")
-    dtype = _float(dtype)
-    rows, columns = d + d_out, n + n_out
-    R1, R2, Z = _normals(key, dtype, (rows, s), (columns, s), (rows, columns if noise else 0))
-    variances = jnp.asarray(decay ** np.arange(1, s + 1), dtype)
-    X = matmul(R1 * variances, R2.T) / s**0.5
+    F, R2, Z = _training_factors(key, d + d_out, n + n_out, s, decay, bool(noise), _float(dtype))
+    X = matmul(F, R2.T)
     if noise:
         X = X + noise**0.5 * Z
     return _cut(X, d, n)
+
+
+def _training_factors(key, rows, columns, s, decay, noise, dtype):
+    """F, R2 and normals Z with X = F R2ᵀ + sigma Z."""
+    R1, R2, Z = _normals(key, dtype, (rows, s), (columns, s), (rows, columns if noise else 0))
+    return R1 * jnp.asarray(decay ** np.arange(1, s + 1) / s**0.5, dtype), R2, Z
+
+
+def training_parameter(
+    key: jax.Array,
+    *,
+    n: int = 18,
+    d: int = 18,
+    n_out: int = 2,
+    d_out: int = 2,
+    s: int = 10,
+    decay: float = 0.7,
+    noise: float = 0.0,
+    dtype: DTypeLike | None = None,
+) -> jax.Array:
+    """W* = B A⁺ (d' x d) of the noiseless part of `training_task` with the same arguments.
+
+    From the factors, A = F R2ᵀ with F of full column rank for s <= d, n: W* = f (FᵀF)⁻¹ Fᵀ, f the rows of B.
+    """
+    _require(s <= min(d, n), "s", s, f"at most d={d} and n={n}")
+    F = _training_factors(key, d + d_out, n + n_out, s, decay, bool(noise), _float(dtype))[0]
+    gram = jax.scipy.linalg.cho_factor(matmul(F[:d].T, F[:d]))
+    return matmul(jax.scipy.linalg.cho_solve(gram, F[d:].T).T, F[:d].T)
 
 
 def conditioned(

@@ -1,0 +1,118 @@
+"""Masked linear attention: pure functions on arrays, with any leading batch dimensions. Rows of Z are tokens.
+
+    Z <- Z + sum_h ((Z W_QK + W_B) Z^T o M) Z W_VP,     W_QK = W_Q W_K^T,  W_VP = W_V W_P^T,  M = [1_d 0]
+
+The mask M makes the first d tokens the keys. Without a softmax that is (Z W_QK + W_B) Z_d^T Z_d W_VP, with the small
+Gram matrix of the key rows Z_d in the middle.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.update import matmul
+
+
+class Weights(NamedTuple):
+    """One layer's factors; with a leading axis, a stack of layers. H heads on tokens of width w:
+
+    query, key, value: H x w x k. projection: H x w x k as well; for M machines M x (M w) x k.
+    bias: None, or 2 x w: added to the queries of the keys, and to those of the other tokens.
+    """
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    projection: jax.Array
+    bias: jax.Array | None = None
+
+    @property
+    def QK(self) -> jax.Array:
+        return matmul(self.query, self.key.mT)
+
+    @property
+    def VP(self) -> jax.Array:
+        return matmul(self.value, self.projection.mT)
+
+    def layers(self) -> list["Weights"]:
+        return [jax.tree.map(lambda w, i=i: w[i], self) for i in range(self.query.shape[0])]
+
+
+def layer(Z, weights: Weights, d: int, machines: int = 1, first: int = 0):
+    """Z plus the sum over the heads, for the tokens from `first` on.
+
+    With several machines Z is their blocks side by side. There is then one head per machine, which reads that
+    machine's block through the shared W_QK and W_V, and writes into every block through its own projection.
+    """
+    heads, w = weights.query.shape[:2]
+    blocks = split(Z, machines)
+    tokens = blocks[..., first:, :]
+    queries = _right(tokens, jnp.moveaxis(weights.QK, 0, 1).reshape(w, heads * w))
+    if weights.bias is not None:
+        queries = queries + jnp.where(jnp.arange(first, Z.shape[-2])[:, None] < d, *weights.bias)
+    seen = attended(queries.reshape(*queries.shape[:-2], -1, w), blocks[..., :d, :])
+    seen = merge(seen.reshape(*tokens.shape[:-1], heads * w))
+    return Z[..., first:, :] + _right(seen, weights.VP.reshape(seen.shape[-1], Z.shape[-1]))
+
+
+def stack(Z, weights: Weights, d: int, machines: int = 1):
+    """All layers; `weights` has a leading layer axis."""
+    for one in weights.layers():
+        Z = layer(Z, one, d, machines)
+    return Z
+
+
+def activations(Z, weights: Weights, d: int, machines: int = 1):
+    """Z before the first layer and after each: (layers + 1) x the shape of Z."""
+    history = [Z]
+    for one in weights.layers():
+        history.append(layer(history[-1], one, d, machines))
+    return jnp.stack(history)
+
+
+def masked(Z, QK, VP, mask, bias=0):
+    """One head as the paper writes it: ((Z W_QK + W_B) Z^T o M) Z W_VP."""
+    return matmul(matmul(matmul(matmul(Z, QK) + bias, Z.mT) * mask, Z), VP)
+
+
+def split(Z, machines: int):
+    """tokens x (M w) -> M x tokens x w, behind the batch dimensions."""
+    *batch, tokens, width = Z.shape
+    return jnp.moveaxis(Z.reshape(*batch, tokens, machines, width // machines), -2, -3)
+
+
+def merge(blocks):
+    """The inverse of `split`."""
+    *batch, machines, tokens, width = blocks.shape
+    return jnp.moveaxis(blocks, -3, -2).reshape(*batch, tokens, machines * width)
+
+
+@jax.custom_vjp
+def attended(queries, keys):
+    """queries keys^T keys. Its gradient has no transposed batched products, which XLA's CPU backend does slowly."""
+    return _attended(queries, keys)[0]
+
+
+def _attended(queries, keys):
+    gram = matmul(_transposed(keys), keys)
+    return matmul(queries, gram), (queries, keys, gram)
+
+
+def _attended_vjp(residuals, cotangent):
+    queries, keys, gram = residuals
+    d_gram = matmul(_transposed(queries), cotangent)
+    return matmul(cotangent, gram), matmul(keys, d_gram + d_gram.mT)
+
+
+attended.defvjp(_attended, _attended_vjp)
+
+
+def _transposed(x):
+    """The transpose in memory. The barrier keeps XLA from folding it into the product again."""
+    return jax.lax.optimization_barrier(x.mT)
+
+
+def _right(Z, W):
+    """Z W as one product of two matrices, however many batch dimensions Z has."""
+    return matmul(Z.reshape(-1, Z.shape[-1]), W).reshape(*Z.shape[:-1], W.shape[-1])

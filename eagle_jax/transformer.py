@@ -1,0 +1,140 @@
+"""The paper's four networks: how data becomes tokens, which weights there are, what is read out.
+
+`Architecture` is the description, `Transformer` a thin Flax container of its weights. The mathematics is in
+attention.py, on plain arrays.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from eagle_jax import attention
+from eagle_jax.attention import Weights
+from eagle_jax.blocks import Blocks
+
+REGIMES = ("unconstrained", "computation_limited", "distributed", "estimation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """Sizes as in the paper. A: d x n, B: d' x n, C: d x n', with d' = d_out and n' = n_out.
+
+    Attributes:
+      heads: for "unconstrained".
+      rank: the width r of queries and keys in "computation_limited"; values have r + n'.
+      machines: M in "distributed"; each holds n / M columns of A and B.
+      sign: the prediction is sign * D_L. A layer moves C and D by the same sign, where Update subtracts from C and
+        adds to D: contraction of C makes the network's D block tend to -D. For "estimation" it is not used.
+    """
+
+    regime: str = "unconstrained"
+    n: int = 18
+    d: int = 18
+    n_out: int = 2
+    d_out: int = 2
+    layers: int = 4
+    heads: int = 1
+    rank: int = 5
+    machines: int = 3
+    sign: int = -1
+
+    def __post_init__(self):
+        if self.regime not in REGIMES:
+            raise ValueError(f"regime={self.regime!r}; expected one of {REGIMES}")
+        if self.sign not in (-1, 1):
+            raise ValueError(f"sign={self.sign}; expected -1 or 1")
+        if self.heads != 1 and self.regime != "unconstrained":
+            raise ValueError(f"heads={self.heads} with regime={self.regime!r}; only 'unconstrained' has several heads")
+        if self.regime == "distributed" and self.n % self.machines:
+            raise ValueError(f"n={self.n} columns cannot be shared out evenly to machines={self.machines}")
+        if self.regime == "estimation" and self.d_out != 1:
+            raise ValueError(f"d_out={self.d_out} with regime='estimation'; expected 1, the scalar case")
+
+    @property
+    def blocks(self) -> int:
+        return self.machines if self.regime == "distributed" else 1
+
+    @property
+    def keys(self) -> int:
+        """How many tokens are keys."""
+        return self.n if self.regime == "estimation" else self.d
+
+    @property
+    def width(self) -> int:
+        """Token width that one head reads."""
+        if self.regime == "estimation":
+            return self.d + self.d_out
+        return self.n // self.blocks + self.n_out
+
+    def init(self, key: jax.Array, std: float) -> Weights:
+        """Normal weights of standard deviation std."""
+        w, H, M = self.width, self.heads, self.blocks
+        k, v = (self.rank, self.rank + self.n_out) if self.regime == "computation_limited" else (w, w)
+        shapes = [(H, w, k), (H, w, k), (H, w, v), (H if M == 1 else M, M * w, v)]
+        if self.regime == "estimation":
+            shapes.append((2, w))
+        keys = jax.random.split(key, len(shapes))
+        return Weights(
+            *(
+                std * jax.random.normal(k, (self.layers, *shape), jnp.float32)
+                for k, shape in zip(keys, shapes, strict=True)
+            )
+        )
+
+    def tokens(self, blocks: Blocks):
+        """Problems as Z, with the unknown block at 0; any leading batch dimensions."""
+        A, B, C, _ = blocks
+        AB = jnp.concatenate([A, B], axis=-2)
+        if self.regime == "estimation":
+            return jnp.concatenate([AB.mT, jnp.zeros_like(AB.mT[..., :1, :])], axis=-2)
+        AB = attention.split(AB, self.blocks)
+        hidden = jnp.zeros((*C.shape[:-2], self.d_out, self.n_out), C.dtype)
+        CD = jnp.concatenate([C, hidden], axis=-2)[..., None, :, :]
+        CD = jnp.broadcast_to(CD, (*AB.shape[:-1], self.n_out))
+        return attention.merge(jnp.concatenate([AB, CD], axis=-1))
+
+    def read_out(self, Z):
+        """The prediction of D (d' x n'; in "distributed" one for each machine: M x d' x n'), or of W* (1 x d)."""
+        if self.regime == "estimation":
+            return Z[..., -1:, : self.d]
+        D = attention.split(Z[..., -self.d_out :, :], self.blocks)[..., -self.n_out :]
+        return self.sign * (D if self.regime == "distributed" else D[..., 0, :, :])
+
+    def apply(self, weights: Weights, Z):
+        return attention.stack(Z, weights, self.keys, self.blocks)
+
+    def activations(self, weights: Weights, Z):
+        return attention.activations(Z, weights, self.keys, self.blocks)
+
+    def predict(self, weights: Weights, Z):
+        """read_out(apply(weights, Z)), without the tokens of the last layer that nobody reads."""
+        *layers, last = weights.layers()
+        for layer in layers:
+            Z = attention.layer(Z, layer, self.keys, self.blocks)
+        return self.read_out(attention.layer(Z, last, self.keys, self.blocks, first=self.keys))
+
+
+class Transformer(nnx.Module):
+    """Flax container: `Transformer(Architecture("distributed"), rngs=nnx.Rngs(0))(Z)` runs all layers on one Z."""
+
+    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs, std: float = 0.1):
+        self.architecture = architecture
+        weights = architecture.init(rngs.params(), std)
+        self.query = nnx.Param(weights.query)
+        self.key = nnx.Param(weights.key)
+        self.value = nnx.Param(weights.value)
+        self.projection = nnx.Param(weights.projection)
+        self.bias = None if weights.bias is None else nnx.Param(weights.bias)
+
+    @property
+    def weights(self) -> Weights:
+        bias = None if self.bias is None else self.bias[...]
+        return Weights(self.query[...], self.key[...], self.value[...], self.projection[...], bias)
+
+    def __call__(self, Z):
+        return self.architecture.apply(self.weights, Z)
+
+    def predict(self, blocks: Blocks):
+        return self.architecture.predict(self.weights, self.architecture.tokens(blocks))

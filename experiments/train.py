@@ -1,0 +1,152 @@
+"""Trains the paper's transformers (20 000 steps each) and ships the weights.
+
+    python -m experiments.train --regime=distributed --seed=3
+    python -m experiments.train --regime=all --seeds=10 --ship      # the whole set, skipping what is done
+
+Runs are kept in --out, resume after an interruption (SIGTERM included) and end with a .npz of weights, loss history,
+spikes and test error. With --ship that file also goes to eagle_jax/pretrained, with a fresh model card.
+"""
+
+import pathlib
+import signal
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags, logging
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from eagle_jax import pretrained, training
+from eagle_jax.training import Run, TrainConfig
+from eagle_jax.transformer import REGIMES, Architecture
+from experiments import common
+
+_REGIME = flags.DEFINE_enum("regime", "unconstrained", [*REGIMES, "all"], "which network, or the whole set")
+_SEED = flags.DEFINE_integer("seed", 0, "seed of the weights and of the tasks")
+_SEEDS = flags.DEFINE_integer(
+    "seeds", 10, "with --regime=all: seeds per setting (at most 3 for 8 heads and estimation)"
+)
+_NOISE = flags.DEFINE_float("noise", 0.0, "variance of the noise on X; the paper has 0 and 0.01")
+_HEADS = flags.DEFINE_integer("heads", 1, "heads of the unconstrained network")
+_SIGN = flags.DEFINE_integer("sign", -1, "the prediction is sign * D_L")
+_STD = flags.DEFINE_float("std", 0.1, "standard deviation of the initial weights")
+_STEPS = flags.DEFINE_integer("steps", 20_000, "training steps")
+_OUT = flags.DEFINE_string("out", "runs", "folder with one folder per run")
+_SHIP = flags.DEFINE_bool("ship", False, "put the finished weights into eagle_jax/pretrained")
+
+_TEST_TASKS, _TEST_SEED = 4096, 10**6
+_WINDOW = 20
+
+
+def whole_set(seeds: int, steps: int) -> Iterator[TrainConfig]:
+    """Noiseless runs of the three regimes; 8 heads and estimation; noisy runs of the three regimes."""
+    three = [Architecture(regime) for regime in ("unconstrained", "computation_limited", "distributed")]
+    extra = [Architecture("unconstrained", heads=8), Architecture("estimation", d_out=1)]
+    for architectures, count, noise in ((three, seeds, 0.0), (extra, min(seeds, 3), 0.0), (three, seeds, 0.01)):
+        for seed in range(count):
+            for architecture in architectures:
+                yield TrainConfig(architecture, seed=seed, noise=noise, steps=steps)
+
+
+def test_errors(config: TrainConfig, weights) -> list[float]:
+    """Median over fresh tasks of the squared error of the read-out, before the first layer and after each."""
+    a = config.architecture
+    keys = jax.random.split(jax.random.key(_TEST_SEED), _TEST_TASKS)
+    _, Z, wanted = training.sample(config, keys)
+    errors = [jnp.mean(jnp.square(a.read_out(z) - wanted), axis=(-2, -1)) for z in a.activations(weights, Z)]
+    return [float(jnp.median(e)) for e in errors]
+
+
+def finish(run: Run) -> pretrained.Pretrained:
+    config, losses = run.config, run.losses()
+    key = training.init(config).key
+    ordinary = [training.largest_norm(config, key, step) for step in range(50)]
+    metrics = {
+        "median test MSE per layer": test_errors(config, run.state.weights),
+        "median loss of the last 1000 steps": float(np.median(losses[-1000:])),
+        "skipped steps": run.skipped(),
+        "spikes": training.spikes(config, losses),
+        "usual largest norm": float(np.median(ordinary)),
+        "provenance": common.provenance(),
+    }
+    windows = losses[: len(losses) // _WINDOW * _WINDOW].reshape(-1, _WINDOW)
+    history = np.stack([np.median(windows, axis=1), np.max(windows, axis=1)])
+    return pretrained.Pretrained(run.state.weights, config, history, metrics)
+
+
+def train(config: TrainConfig, out: pathlib.Path, progress: Progress, stop) -> pathlib.Path | None:
+    """Trains one setting to its end; None if stopped before."""
+    name = pretrained.name(config)
+    result = out / f"{name}.npz"
+    if result.exists() and pretrained.read(result).config == config:
+        return result
+    run = Run(config, out / name)
+    bar = progress.add_task(name, total=config.steps, completed=run.step, loss="")
+
+    def show(line):
+        median = f"{np.median(line['loss']):.2e}"
+        progress.update(bar, completed=line["step"], loss=median)
+        if not progress.console.is_terminal and line["step"] % 1000 == 0:
+            progress.console.print(f"{name}: step {line['step']}, loss {median}")
+
+    run.fit(progress=show, stop=stop)
+    if not run.done:
+        progress.console.print(f"{name}: stopped and saved at step {run.step}; the same command goes on from there")
+        return None
+    pretrained.save(result, finish(run))
+    progress.remove_task(bar)
+    progress.console.print(f"wrote {result}")
+    return result
+
+
+def model_card() -> str:
+    """A table of all shipped runs, from the files themselves."""
+    lines = [
+        "# Trained models",
+        "",
+        "Linear attention-only transformers of 4 layers, made by `python -m experiments.train --regime=all --ship`:",
+        "Adam 1e-3, batch 1024, 20 000 steps, global-norm clip 0.1, normal initial weights of standard deviation 0.1.",
+        "`eagle_jax.pretrained.load(regime, seed=, noise=, heads=)` reads them. Test errors are over 4096 fresh tasks.",
+        "",
+        "| run | median test MSE after layers 0, 1, 2, 3, 4 | skipped steps | spikes |",
+        "|---|---|---|---|",
+    ]
+    for name in pretrained.available():
+        metrics = pretrained.read(pretrained.FOLDER / f"{name}.npz").metrics
+        errors = ", ".join(f"{x:.1e}" for x in metrics["median test MSE per layer"])
+        lines.append(f"| {name} | {errors} | {metrics['skipped steps']} | {len(metrics['spikes'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(_):
+    logging.set_verbosity(logging.WARNING)  # the checkpoint manager tells its life story at INFO
+    out = pathlib.Path(_OUT.value)
+    out.mkdir(parents=True, exist_ok=True)
+    if _REGIME.value == "all":
+        configs = list(whole_set(_SEEDS.value, _STEPS.value))
+    else:
+        d_out = 1 if _REGIME.value == "estimation" else 2
+        architecture = Architecture(_REGIME.value, d_out=d_out, heads=_HEADS.value, sign=_SIGN.value)
+        configs = [TrainConfig(architecture, _SEED.value, _NOISE.value, _STD.value, _STEPS.value)]
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        for config in configs:
+            path = train(config, out, progress, lambda: bool(stopped))
+            if path is None:
+                return
+            if _SHIP.value:
+                (pretrained.FOLDER / path.name).write_bytes(path.read_bytes())
+                (pretrained.FOLDER / "MODELS.md").write_text(model_card())
+    print(f"{len(configs)} run(s) are in {out}")
+
+
+if __name__ == "__main__":
+    app.run(main)
