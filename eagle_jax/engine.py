@@ -31,6 +31,9 @@ from eagle_jax.update import State, matmul, update, update_energy
 # between thin solves, and those are of a fixed length that is enough for most.
 _SMALL = 64
 _SMALL_ITERATIONS = 12
+# Where each thin solve starts from a fresh residual, short ones do: more iterations refine the preconditioned residual
+# below the accuracy of the original one.
+_ROBUST_ITERATIONS = 3
 # The cheap path starts with two steps and a cycle, and gives up after that many steps, lest one bad lane of a batch
 # keep the good ones busy.
 _SMALL_STEPS = 10
@@ -69,8 +72,7 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
 
     Conjugate residuals and not conjugate gradients: r may have a part in the null space of E, which minimising the
     residual leaves alone. Stops when the energy <r E, r> has fallen by `needed`, or when its pace predicts more than
-    `budget` iterations (`slow`).
-    A budget of None is for small problems: a fixed number of iterations. Directions that E shrinks by more than
+    `budget` iterations (`slow`); if `needed` is None, after `budget` iterations. Directions that E shrinks by more than
     `blind` are rounding noise to it; dividing by that would fill z with noise, so they are left out.
     """
     rE, energy0 = multiply(r)
@@ -85,9 +87,9 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
         beta = safe_divide(fresh, energy)
         return Krylov(z, r, r + beta * p, rE, rE + beta * pE, fresh)
 
-    if budget is None:
-        state = lax.fori_loop(0, _SMALL_ITERATIONS, lambda _, state: iterate(state), state)
-        return state, jnp.asarray(_SMALL_ITERATIONS, jnp.int32), jnp.asarray(False)
+    if needed is None:
+        state = lax.fori_loop(0, budget, lambda _, state: iterate(state), state)
+        return state, jnp.asarray(budget, jnp.int32), jnp.asarray(False)
 
     drop = jnp.maximum(needed, _DEEPEST).astype(r.dtype)
 
@@ -135,7 +137,7 @@ def _rows(x, y):
 
 
 class Carry(NamedTuple):
-    M: jax.Array  # the conditioned copy of M; without columns unless carry_rhs, where it is C times M
+    M: jax.Array  # the conditioned copy of M
     C: jax.Array  # Update's C block, see `_moved_along`
     E: jax.Array  # M M^T
     X: jax.Array  # the best so far
@@ -156,9 +158,9 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
     polish = s < _SMALL or not carry_rhs
     solve_thin = _carried_solve if carry_rhs else partial(_conditioned_solve, minimum_norm=minimum_norm)
 
-    def attempt(c: Carry, conditioned):
+    def attempt(c: Carry):
         """One thin solve in the conditioned problem, judged in the original one."""
-        correction, slow, inconsistent, i = solve_thin(c, conditioned, 0.25 * rtol / c.errors.backward)
+        correction, slow, inconsistent, i = solve_thin(c, 0.25 * rtol / c.errors.backward)
         X = c.X + correction
         projected = None if minimum_norm else _projected(c.E, c.C)
         errors, R, gradient = backward_error(M, rhs, X, size, minimum_norm, projected)
@@ -187,16 +189,13 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
         ), worthwhile
 
     def refine(c: Carry) -> Carry:
-        conditioned = c.M if carry_rhs else matmul(c.C, M)
-        return lax.while_loop(lambda t: t[1], lambda t: attempt(t[0], conditioned), (c, ~c.done))[0]
+        return lax.while_loop(lambda t: t[1], lambda t: attempt(t[0]), (c, ~c.done))[0]
 
     def step(c: Carry, scale, eta) -> Carry:
         B, D = (jnp.zeros((0, x.shape[1]), M.dtype) for x in (c.M, c.C))
         new = update(State(c.M, B, c.C, D), 1.0, eta, eta, energy=c.E)
-        A, C = scale * new.A, scale * new.C
-        conditioned = A if carry_rhs else matmul(C, M)
-        E = matmul(conditioned, conditioned.T)
-        return c._replace(M=A, C=C, E=E, growth=c.growth * scale, steps=c.steps + 1)
+        A = scale * new.A
+        return c._replace(M=A, C=scale * new.C, E=matmul(A, A.T), growth=c.growth * scale, steps=c.steps + 1)
 
     def advance(c: Carry, steps) -> Carry:
         scales, etas = (jnp.asarray(v, M.dtype) for v in zip(*steps, strict=True))
@@ -211,8 +210,7 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
     zero, one, no = jnp.asarray(0, jnp.int32), jnp.ones((), M.dtype), jnp.asarray(False)
     C, probes = _moved_along(M, rhs, size, carry_rhs)
     residual, converged = R if minimum_norm else gradient, errors.backward <= rtol
-    conditioned = M / size if carry_rhs else M[:, :0]
-    start = Carry(conditioned, C, E / size**2, X, residual, errors, converged, no, one, zero, zero, zero)
+    start = Carry(M / size, C, E / size**2, X, residual, errors, converged, no, one, zero, zero, zero)
     if opening:
         start = advance(start, opening)
     elif not polish:
@@ -256,29 +254,27 @@ def _projected(E, Q):
     return lambda gradient: jnp.where(certified, norm(matmul(gradient, Q.T), -1) / jnp.sqrt(least), jnp.inf)
 
 
-def _carried_solve(c: Carry, _, needed):
+def _carried_solve(c: Carry, needed):
     """Solves X M_l^T = rhs_l further. Returns (correction of X, slow, inconsistent, iterations)."""
     r = c.C[:, _PROBES:].T - matmul(c.X, c.M.T)
-    budget = None if c.M.shape[0] < _SMALL else c.M.shape[0] // 2
-
-    def run(multiply):
-        return conjugate_residuals(multiply, r, needed, budget, _blind(c))
-
-    if budget is None:
-        krylov, i, slow = run(by_energy(c.E))
+    s, blind = c.M.shape[0], _blind(c)
+    if s < _SMALL:
+        krylov, i, slow = conjugate_residuals(by_energy(c.E), r, None, _SMALL_ITERATIONS, blind)
     else:
-        krylov, i, slow = lax.cond(c.inconsistent, lambda: run(by_factor(c.M)), lambda: run(by_energy(c.E)))
+        krylov, i, slow = lax.cond(
+            c.inconsistent,
+            lambda: conjugate_residuals(by_factor(c.M), r, needed, s // 2, blind),
+            lambda: conjugate_residuals(by_energy(c.E), r, needed, s // 2, blind),
+        )
     inconsistent = jnp.any(norm(krylov.rE, -1) < 1e-6 * norm(krylov.r, -1))
     return matmul(krylov.z, c.M), slow, inconsistent, i
 
 
-def _conditioned_solve(c: Carry, conditioned, needed, *, minimum_norm):
+def _conditioned_solve(c: Carry, _, *, minimum_norm):
     """Conditions the original problem's residual by Q = c.C and solves for a correction. Returns the same."""
     r = matmul(_in_range(c.residual, c.E) if minimum_norm else c.residual, c.C.T)
-    krylov, i, slow = conjugate_residuals(by_energy(c.E), r, needed, None, _blind(c))
-    z = _in_range(krylov.z, c.E)
-    # Not z Q times the original M: z Q is large where M is small, and its rounding would leave the row space.
-    correction = matmul(z, conditioned) if minimum_norm else _in_range(matmul(z, c.C), c.E)
+    krylov, i, slow = conjugate_residuals(by_energy(c.E), r, None, _ROBUST_ITERATIONS, _blind(c))
+    correction = matmul(_in_range(krylov.z, c.E), c.M if minimum_norm else c.C)
     return correction, slow, jnp.asarray(False), i
 
 
@@ -325,7 +321,7 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
 
     def correct(c):
         X, r, best, _, passes = c
-        krylov, _, _ = conjugate_residuals(by_energy(E), matmul(r, Q.T), None, None, 0)
+        krylov, _, _ = conjugate_residuals(by_energy(E), matmul(r, Q.T), None, _ROBUST_ITERATIONS, 0)
         z = matmul(krylov.z, Q)
         new = X + (matmul(z, M) if minimum_norm else z)
         errors, R, gradient = backward_error(M, rhs, new, size, minimum_norm, projected)
