@@ -1,5 +1,6 @@
 """How good an answer is, measured on the data the caller gave."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ def backward_error(M, rhs, X, size, minimum_norm, projected=None):
     null-space noise would look like an improvement.
     """
     R = rhs - matmul(X, M.T if minimum_norm else M)
-    gradient = matmul(R, M if minimum_norm else M.T)
+    gradient = matmul(R, M) if minimum_norm else times_transpose(R, M)
     size_R, size_rhs = norm(R, -1), norm(rhs, -1)
     stationary = safe_divide(norm(gradient, -1), size * size_R)
     left = size_R if projected is None else jnp.minimum(size_R, projected(gradient))
@@ -35,6 +36,27 @@ def backward_error(M, rhs, X, size, minimum_norm, projected=None):
         worst(jnp.minimum(relative, stationary)), worst(jnp.minimum(safe_divide(left, size_rhs), stationary))
     )
     return errors, R, gradient
+
+
+_CHUNK = 1024
+_LONG = 16 * _CHUNK
+
+
+def times_transpose(R, M):
+    """R M^T. For few rows R and a long M in column chunks: XLA's CPU backend would repack all of M, at several times
+    the cost of reading it.
+    """
+    length = M.shape[1]
+    if length < _LONG or R.shape[0] > 16:
+        return matmul(R, M.T)
+    whole = length // _CHUNK * _CHUNK
+
+    def add(i, total):
+        part = partial(jax.lax.dynamic_slice_in_dim, start_index=i * _CHUNK, slice_size=_CHUNK, axis=1)
+        return total + matmul(part(R), part(M).T)
+
+    rest = matmul(R[:, whole:], M[:, whole:].T)
+    return jax.lax.fori_loop(0, whole // _CHUNK, add, rest)
 
 
 def worst(x):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import PAPER, State, Status, update
+from eagle_jax import PAPER, State, Status, engine, update
+from eagle_jax.certificate import times_transpose
 from tests import helpers
 
 # name: d, n, rank
@@ -179,7 +180,7 @@ def test_second_call_compiles_nothing(x64, schedule):
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param((512, 512), marks=pytest.mark.xfail(strict=True, reason="6.1 times for square A, in the robust fallback; 4 is wanted")),
+        pytest.param((512, 512), marks=pytest.mark.xfail(strict=True, reason="6.1 times; 4 is wanted")),
         (64, 4096),
     ],
     ids=str,
@@ -215,3 +216,22 @@ def test_rcond_regularises(x64):
     B = rng.standard_normal((2, 9)) @ A  # with a residual, 1e-9 squared is out of float64's reach
     kept = helpers.case_of(A, B, C, np.float64, rank=4)
     helpers.assert_close(eagle_jax.solve(A, B, C, rcond=1e-12).value, kept)
+
+
+@pytest.mark.parametrize("length", [10, 16 * 1024, 20_000])
+def test_long_products_in_chunks(x64, length):
+    rng = np.random.default_rng(0)
+    R, M = rng.standard_normal((3, length)), rng.standard_normal((5, length))
+    got = jax.jit(times_transpose)(R, M)
+    np.testing.assert_allclose(got, R @ M.T, rtol=1e-12, atol=1e-12 * length**0.5)
+
+
+@pytest.mark.parametrize("rows", [12, 80])
+def test_wide_data_is_answered_by_its_gram_matrix(x64, rows):
+    """Nothing else would show that the fast path had stopped certifying itself: the fallback is right, and slow."""
+    case = helpers.make_case(rows, 6 * rows, np.float64, kappa=1e3, consistent=False)
+    rtol = 32 * helpers.eps(float)
+    W, error, stats = engine.gram_and_solve(jnp.asarray(case.A), jnp.asarray(case.B), False, rtol)
+    assert error <= rtol and stats.steps <= 16
+    expected = np.asarray(case.B) @ np.linalg.pinv(np.asarray(case.A))
+    np.testing.assert_allclose(W, expected, atol=1e-10 * np.linalg.norm(expected))
