@@ -162,7 +162,7 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
         """One thin solve in the conditioned problem, judged in the original one."""
         correction, slow, inconsistent, i = solve_thin(c, 0.25 * rtol / c.errors.backward)
         X = c.X + correction
-        projected = None if minimum_norm else _projected(c.E, c.C)
+        projected = None if minimum_norm else _projected(c.E, c.C, norm(_centred(c.E)))
         errors, R, gradient = backward_error(M, rhs, X, size, minimum_norm, projected)
         better = errors.merit < 0.7 * c.errors.merit
         if carry_rhs:
@@ -173,7 +173,7 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
             # A large residual makes the answer sensitive to the gradient's last digits, and a pass is cheap: go on
             # until it no longer helps, though M is conditioned or one more cycle has been tried.
             worthwhile = errors.merit < 0.3 * c.errors.merit
-            final = (_spread(c.E) <= 0.1) | (~better & (c.steps > c.best_step))
+            final = (norm(_centred(c.E)) <= 0.1) | (~better & (c.steps > c.best_step))
         tried = (X, R if minimum_norm else gradient, errors, c.steps)
         X, residual, errors, best_step = jax.tree.map(
             lambda new, old: jnp.where(better, new, old), tried, (c.X, c.residual, c.errors, c.best_step)
@@ -240,20 +240,22 @@ def _blind(c: Carry):
     return jnp.minimum(4 * eps * s**0.5 * c.growth, 1e-3).astype(c.M.dtype)
 
 
-def _spread(E):
-    """||E - c I||_2 / c from above, c the mean eigenvalue. At most 0.5: all are above half the mean, full rank."""
+def _centred(E):
+    """E / c - I, c the mean eigenvalue."""
     s = E.shape[-1]
-    centre = jnp.trace(E) / s
-    rest = E - centre * jnp.eye(s, dtype=E.dtype)
-    bound = norm(rest) if s < _SMALL else jnp.sqrt(energy_bound(matmul(rest, rest)))
-    return bound / centre
+    return E * (s / jnp.trace(E)) - jnp.eye(s, dtype=E.dtype)
 
 
-def _projected(E, Q):
+def _spread(E):
+    """||E / c - I||_2 from above, c the mean eigenvalue. At most 0.5: all are above half the mean, full rank."""
+    square = matmul(_centred(E), _centred(E))
+    return jnp.sqrt(jnp.sqrt(energy_bound(matmul(square, square))))
+
+
+def _projected(E, Q, spread):
     """gradient -> ||P R||, from above: R (Q M)^T = gradient Q^T where Q M is near an isometry, else inf."""
     least = 0.5 * jnp.trace(E) / E.shape[-1]
-    certified = _spread(E) <= 0.5
-    return lambda gradient: jnp.where(certified, norm(matmul(gradient, Q.T), -1) / jnp.sqrt(least), jnp.inf)
+    return lambda gradient: jnp.where(spread <= 0.5, norm(matmul(gradient, Q.T), -1) / jnp.sqrt(least), jnp.inf)
 
 
 def _carried_solve(c: Carry, needed):
@@ -308,7 +310,7 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
     scales, etas = (jnp.asarray(v, dtype) for v in zip(*CYCLE, strict=True))
 
     # A cycle leaves the eigenvalues of E in [0.81, 1], most of them near 1.
-    enough, iterations = (0.1, _ROBUST_ITERATIONS) if s < _SMALL else (0.3, _SMALL_ITERATIONS)
+    enough, iterations = 0.3, _ROBUST_ITERATIONS if s < _SMALL else _SMALL_ITERATIONS
 
     def more(c):
         E, _, growth, _ = c
@@ -321,8 +323,11 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
 
     start = (E / top, jnp.eye(s, dtype=dtype) / size, jnp.ones((), dtype), jnp.asarray(0, jnp.int32))
     E, Q, _, steps = lax.while_loop(more, lambda c: lax.fori_loop(0, len(CYCLE), step, c), start)
-    certified = (_spread(E) <= enough) & in_range
-    projected = None if minimum_norm else _projected(E, Q)
+    spread = _spread(E)
+    condition = size * energy_bound(Q)
+    # Beyond that, E has too few digits in its smallest eigenvalue to refine by.
+    certified = (spread <= enough) & in_range & (info.eps * condition**2 < 2e-3)
+    projected = None if minimum_norm else _projected(E, Q, spread)
 
     def correct(c):
         X, r, best, _, passes = c
@@ -339,7 +344,7 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
     carry = (X, first, worst_errors, certified, jnp.asarray(0, jnp.int32))
     X, _, best, _, passes = lax.while_loop(lambda c: c[3] & (c[2].backward > rtol / 16), correct, carry)
     error = jnp.where(certified & (best.backward <= rtol), best.backward, jnp.inf)
-    return X, error, Stats(steps, passes, error, size, size * energy_bound(Q))
+    return X, error, Stats(steps, passes, error, size, condition)
 
 
 def least_squares(A, rhs, rtol, rcond, max_steps):
