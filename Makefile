@@ -13,7 +13,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help check-python venv test test-slow lint numerics bench reproduce lock clean
+.PHONY: help check-python venv test test-slow lint numerics bench train reproduce lock clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,9 @@ numerics: venv ## the paper's numerical evaluation (experiments.numerics)
 bench: venv ## time the solver against the alternatives (experiments.bench_solve)
 	$(PY) -m experiments.bench_solve $(ARGS)
 
+train: venv ## train every network of the paper (experiments.train), continuing where it stopped
+	$(PY) -m experiments.train --regime=all --ship $(ARGS)
+
 reproduce: venv ## every item of the paper (experiments.reproduce), PRESET=quick|default|full
 	@case "$(PRESET)" in quick|default|full) ;; *) echo "error: PRESET must be quick, default or full, not '$(PRESET)'" >&2; exit 1;; esac
 	$(PY) -m experiments.reproduce --preset=$(PRESET) $(ARGS)
@@ -63,7 +66,7 @@ lock: check-python ## resolve pyproject.toml afresh and rewrite requirements.loc
 	  echo "error: make the lock with the oldest supported version: make lock PYTHON=python3.11" >&2; exit 1; }
 	rm -rf $(LOCK_VENV)
 	"$(PYTHON)" -m venv $(LOCK_VENV)
-	$(LOCK_VENV)/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *sum(p["optional-dependencies"].values(), []), sep="\n")' > $(LOCK_VENV)/requirements.in
+	$(LOCK_VENV)/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *sum((v for k, v in p["optional-dependencies"].items() if k != "torch"), []), sep="\n")' > $(LOCK_VENV)/requirements.in
 	$(LOCK_VENV)/bin/python -m pip install $(PIP_FLAGS) -r $(LOCK_VENV)/requirements.in
 	$(LOCK_VENV)/bin/python -m pip check
 	{ grep '^#' requirements.lock; \

@@ -10,7 +10,7 @@ import pathlib
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,7 @@ def init(config: TrainConfig) -> TrainState:
     return TrainState(weights, _optimiser(config).init(weights), zero, jax.random.key_data(tasks_key))
 
 
-def _optimiser(config: TrainConfig) -> optax.GradientTransformation:
+def _optimiser(config: TrainConfig) -> Any:  # optax's types know no None in a pytree
     """Adam behind a clip of the global norm; a step whose gradient is not finite is left out, and counted."""
     steps = optax.chain(optax.clip_by_global_norm(config.clip), optax.adam(config.learning_rate))
     return optax.apply_if_finite(steps, max_consecutive_errors=config.steps)
@@ -130,7 +130,7 @@ def train_steps(config: TrainConfig, state: TrainState, count: int, mesh: Mesh |
     def step(state: TrainState, _):
         value, gradient = gradients(state.weights, task_keys(config, state.key, state.step))
         updates, new = optimiser.update(gradient, state.optimiser, state.weights)
-        weights = optax.apply_updates(state.weights, updates)
+        weights = jax.tree.map(jnp.add, state.weights, updates)
         metrics = Metrics(value, optax.global_norm(gradient), ~new.last_finite)
         return TrainState(weights, new, state.step + 1, state.key), metrics
 
@@ -163,7 +163,7 @@ class Run:
     def _restore(self) -> TrainState:
         state, step = init(self.config), self.checkpoints.latest_step()
         if step is not None:
-            state = self.checkpoints.restore(step, args=ocp.args.StandardRestore(state))
+            state = cast(TrainState, self.checkpoints.restore(step, args=ocp.args.StandardRestore(state)))
         lines = [line for line in self._lines() if line["step"] <= int(state.step)]
         self._metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return state
@@ -229,7 +229,7 @@ def spikes(config: TrainConfig, losses: np.ndarray, window: int = 201) -> list[d
     The batches are drawn again: a step's tasks depend on the seed and the step alone.
     """
     padded = np.pad(losses, window // 2, mode="edge")
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=-1)
+    medians = np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, window), axis=-1)
     found = np.flatnonzero(~(losses <= SPIKE * medians))
     key = init(config).key
     return [

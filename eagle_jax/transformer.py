@@ -72,7 +72,7 @@ class Architecture:
         """Normal weights of standard deviation std."""
         w, H, M = self.width, self.heads, self.blocks
         k, v = (self.rank, self.rank + self.n_out) if self.regime == "computation_limited" else (w, w)
-        shapes = [(H, w, k), (H, w, k), (H, w, v), (H if M == 1 else M, M * w, v)]
+        shapes: list[tuple[int, ...]] = [(H, w, k), (H, w, k), (H, w, v), (H if M == 1 else M, M * w, v)]
         if self.regime == "estimation":
             shapes.append((2, w))
         keys = jax.random.split(key, len(shapes))

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def declared_requirements() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    extras = {k: v for k, v in project["optional-dependencies"].items() if k != "torch"}
+    groups = [project["dependencies"], *extras.values()]
     return [Requirement(line) for group in groups for line in group]
 
 

@@ -234,4 +234,4 @@ def test_wide_data_is_answered_by_its_gram_matrix(x64, rows):
     W, error, stats = engine.gram_and_solve(jnp.asarray(case.A), jnp.asarray(case.B), False, rtol)
     assert error <= rtol and stats.steps <= 16
     expected = np.asarray(case.B) @ np.linalg.pinv(np.asarray(case.A))
-    np.testing.assert_allclose(W, expected, atol=1e-10 * np.linalg.norm(expected))
+    np.testing.assert_allclose(W, expected, atol=1e-10 * float(np.linalg.norm(expected)))

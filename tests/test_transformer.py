@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.test_util import check_grads
 
 from eagle_jax import attention, problems
 from eagle_jax.attention import Weights
@@ -85,9 +86,7 @@ def test_gradients_are_those_of_the_formula(x64, name):
     architecture = ARCHITECTURES[name]
     weights = random_weights(architecture, jnp.float64)
     Z = architecture.tokens(tasks(architecture, jnp.float64, (2,)))
-    jax.test_util.check_grads(
-        lambda w, z: architecture.predict(w, z), (weights, Z), order=1, modes=("rev",), atol=1e-5, rtol=1e-5
-    )
+    check_grads(lambda w, z: architecture.predict(w, z), (weights, Z), order=1, modes=("rev",), atol=1e-5, rtol=1e-5)
 
 
 def test_a_token_sees_keys_only(x64):

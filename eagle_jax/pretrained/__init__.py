@@ -38,7 +38,7 @@ def name(config: TrainConfig) -> str:
 
 
 def save(path, run: Pretrained):
-    weights = {k: np.asarray(w) for k, w in run.weights._asdict().items() if w is not None}
+    weights: dict = {k: np.asarray(w) for k, w in run.weights._asdict().items() if w is not None}
     text = json.dumps({"config": run.config.to_json(), "metrics": run.metrics})
     np.savez_compressed(path, loss=run.loss.astype(np.float32), json=np.array(text), **weights)
 
