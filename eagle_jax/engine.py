@@ -411,8 +411,8 @@ def unless(answered, answer, fallback, *operands):
     """`answer` if `answered`, else fallback(*operands), which must not close over traced values.
 
     Costs nothing when not needed, and under vmap it costs what the lanes that need it cost: a lax.cond would run
-    both branches for all of them, so this is a loop over groups of unanswered lanes. Its operands are tied to its
-    carry by a barrier, since otherwise XLA hoists the whole fallback out of the loop as invariant.
+    both branches for all of them, and out of a vmapped loop of one trip XLA hoists the fallback as loop-invariant. So this
+    loops over groups of unanswered lanes, which the carry decides; without lanes a barrier ties the operands to it.
     """
 
     @jax.custom_batching.custom_vmap
