@@ -410,9 +410,9 @@ _LANES = 16
 def unless(answered, answer, fallback, *operands):
     """`answer` if `answered`, else fallback(*operands), which must not close over traced values.
 
-    Costs nothing when not needed, and under vmap it costs what the lanes that need it cost: a lax.cond would run
-    both branches for all of them, and out of a vmapped loop of one trip XLA hoists the fallback as loop-invariant. So this
-    loops over groups of unanswered lanes, which the carry decides; without lanes a barrier ties the operands to it.
+    Costs nothing when not needed, and under vmap it costs what the lanes that need it cost: a lax.cond would run both
+    branches for all of them, and out of a vmapped loop of one trip XLA hoists the fallback as loop-invariant. So
+    this loops over groups of unanswered lanes, which the carry decides; without lanes a barrier ties operands to it.
     """
 
     @jax.custom_batching.custom_vmap
