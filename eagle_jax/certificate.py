@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.spectral import norm, safe_divide
+from eagle_jax.spectral import norm, safe_divide, vary
 from eagle_jax.update import matmul
 
 
@@ -56,7 +56,7 @@ def times_transpose(R, M):
         return total + matmul(part(R), part(M).T)
 
     rest = matmul(R[:, whole:], M[:, whole:].T)
-    return jax.lax.fori_loop(0, whole // _CHUNK, add, rest)
+    return jax.lax.fori_loop(0, whole // _CHUNK, add, vary(rest, R[0, 0] + M[0, 0]))
 
 
 def worst(x):

@@ -24,7 +24,7 @@ from eagle_jax.certificate import Errors, backward_error, times_transpose, worst
 from eagle_jax.scaling import power_of_two, step_budget
 from eagle_jax.schedules import CYCLE, LIFT
 from eagle_jax.solution import Stats, Status
-from eagle_jax.spectral import energy_bound, norm, safe_divide
+from eagle_jax.spectral import energy_bound, norm, safe_divide, vary
 from eagle_jax.update import State, matmul, update, update_energy
 
 # Below this side length a thin batched product costs about as much as a full one, so whole cycles of Updates run
@@ -76,7 +76,7 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
     `blind` are rounding noise to it; dividing by that would fill z with noise, so they are left out.
     """
     rE, energy0 = multiply(r)
-    state = Krylov(jnp.zeros_like(r), r, r, rE, rE, energy0)
+    state = vary(Krylov(jnp.zeros_like(r), r, r, rE, rE, energy0), rE)
 
     def iterate(state):
         z, r, p, rE, pE, energy = state
@@ -108,7 +108,8 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
         return state, i + _CHUNK, before, reduction(state)
 
     one = jnp.ones((), r.dtype)
-    state, i, _, now = lax.while_loop(more, chunk, (state, jnp.asarray(0, jnp.int32), one, one))
+    carry = vary((state, jnp.asarray(0, jnp.int32), one, one), rE)
+    state, i, _, now = lax.while_loop(more, chunk, carry)
     return state, i, now > drop
 
 
@@ -156,7 +157,12 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
     M, rhs, size, minimum_norm, carry_rhs = target
     s, l = M.shape
     polish = s < _SMALL or not carry_rhs
-    solve_thin = _carried_solve if carry_rhs else partial(_conditioned_solve, minimum_norm=minimum_norm)
+    hurried = max_steps <= _SMALL_STEPS
+    solve_thin = (
+        partial(_carried_solve, hurried=hurried)
+        if carry_rhs
+        else partial(_conditioned_solve, minimum_norm=minimum_norm)
+    )
 
     def attempt(c: Carry):
         """One thin solve in the conditioned problem, judged in the original one."""
@@ -211,6 +217,7 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
     C, probes = _moved_along(M, rhs, size, carry_rhs)
     residual, converged = R if minimum_norm else gradient, errors.backward <= rtol
     start = Carry(M / size, C, E / size**2, X, residual, errors, converged, no, one, zero, zero, zero)
+    start = vary(start, E + jnp.sum(rhs))
     if opening:
         start = advance(start, opening)
     elif not polish:
@@ -258,12 +265,13 @@ def _projected(E, Q, spread):
     return lambda gradient: jnp.where(spread <= 0.5, norm(matmul(gradient, Q.T), -1) / jnp.sqrt(least), jnp.inf)
 
 
-def _carried_solve(c: Carry, needed):
+def _carried_solve(c: Carry, needed, *, hurried):
     """Solves X M_l^T = rhs_l further. Returns (correction of X, slow, inconsistent, iterations)."""
     r = c.C[:, _PROBES:].T - matmul(c.X, c.M.T)
     s, blind = c.M.shape[0], _blind(c)
     if s < _SMALL:
-        krylov, i, slow = conjugate_residuals(by_energy(c.E), r, None, _SMALL_ITERATIONS, blind)
+        multiply, iterations = (by_energy(c.E), _SMALL_ITERATIONS) if hurried else (by_factor(c.M), _ROBUST_ITERATIONS)
+        krylov, i, slow = conjugate_residuals(multiply, r, None, iterations, blind)
     else:
         krylov, i, slow = lax.cond(
             c.inconsistent,
@@ -321,7 +329,7 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
         E, Q = update_energy(E, Q, etas[i])
         return scales[i] ** 2 * E, scales[i] * Q, growth * scales[i], steps + 1
 
-    start = (E / top, jnp.eye(s, dtype=dtype) / size, jnp.ones((), dtype), jnp.asarray(0, jnp.int32))
+    start = vary((E / top, jnp.eye(s, dtype=dtype) / size, jnp.ones((), dtype), jnp.asarray(0, jnp.int32)), E)
     E, Q, _, steps = lax.while_loop(more, lambda c: lax.fori_loop(0, len(CYCLE), step, c), start)
     spread = _spread(E)
     condition = size * energy_bound(Q)
@@ -341,7 +349,7 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
     X = jnp.zeros((rhs.shape[0], M.shape[1] if minimum_norm else s), dtype)
     first = rhs if minimum_norm else times_transpose(rhs, M)
     worst_errors = Errors(jnp.asarray(jnp.inf, dtype), jnp.asarray(jnp.inf, dtype))
-    carry = (X, first, worst_errors, certified, jnp.asarray(0, jnp.int32))
+    carry = vary((X, first, worst_errors, certified, jnp.asarray(0, jnp.int32)), E + jnp.sum(rhs))
     X, _, best, _, passes = lax.while_loop(lambda c: c[3] & (c[2].backward > rtol / 16), correct, carry)
     error = jnp.where(certified & (best.backward <= rtol), best.backward, jnp.inf)
     return X, error, Stats(steps, passes, error, size, condition)
@@ -359,6 +367,7 @@ def least_squares(A, rhs, rtol, rcond, max_steps):
     def fat(A):
         return A.T if minimum_norm else A
 
+    # Stages answer for A scaled to a largest entry near 1.
     def condition(A, scaled_rhs, *, carry_rhs, limit=limit):
         scale = power_of_two(jnp.max(jnp.abs(A)))
         M = scale * fat(A)
@@ -368,12 +377,13 @@ def least_squares(A, rhs, rtol, rcond, max_steps):
         c, condition = condition_and_solve(Target(M, scaled_rhs, size, minimum_norm, carry_rhs), E, rtol, limit)
         exhausted = jnp.where(c.best_step >= c.steps - 6, Status.RANK_CUTOFF, Status.STAGNATED)
         exhausted = Status.MAX_STEPS if max_steps == limit else exhausted
-        status = jnp.where(c.done, Status.CONVERGED, exhausted)
-        return c.X * scale, status, Stats(c.steps, c.inner, c.errors.backward, size / scale, condition)
+        status = jnp.where(c.done | (c.errors.backward <= rtol), Status.CONVERGED, exhausted)
+        return c.X, status, Stats(c.steps, c.inner, c.errors.backward, size / scale, condition)
 
     def condense(A, scaled_rhs):
         X, error, stats = gram_and_solve(fat(A), scaled_rhs, minimum_norm, rtol)
-        return X, jnp.where(jnp.isfinite(error), Status.CONVERGED, Status.STAGNATED), stats
+        status = jnp.where(jnp.isfinite(error), Status.CONVERGED, Status.STAGNATED)
+        return X / power_of_two(jnp.max(jnp.abs(A))), status, stats
 
     robustly = partial(condition, carry_rhs=False)
     if max(A.shape) >= _GRAM_ASPECT * min(A.shape) and max_steps is None:
@@ -385,8 +395,9 @@ def least_squares(A, rhs, rtol, rcond, max_steps):
     else:
         stages = [robustly]
     X, status, stats = _first_certified(stages, A, scaled_rhs)
-    X = X / rhs_scale
-    finite = jnp.isfinite(stats.norm) & jnp.all(jnp.isfinite(rhs_scale))
+    # One factor: at the ends of the range either of the two alone would flush parts of X to zero.
+    X = X * (power_of_two(jnp.max(jnp.abs(A))) / rhs_scale)
+    finite = jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(rhs_scale))
     status = jnp.where(jnp.all(jnp.isfinite(X)), status, Status.BREAKDOWN)
     status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)
     return jnp.where(finite, X, jnp.nan), status, stats
@@ -419,7 +430,7 @@ def unless(answered, answer, fallback, *operands):
     def choose(answered, answer, *operands):
         def body(carry):
             *tied, _ = lax.optimization_barrier((*operands, carry[1]))
-            return fallback(*tied), jnp.asarray(True)
+            return fallback(*tied), carry[1] | True
 
         return lax.while_loop(lambda carry: ~carry[1], body, (answer, answered))[0]
 
@@ -432,8 +443,8 @@ def unless(answered, answer, fallback, *operands):
 
         def body(carry):
             answer, answered = carry
-            (lanes,) = jnp.nonzero(~answered, size=-(-size // _LANES), fill_value=size)
-            lanes = jnp.where(lanes < size, lanes, lanes[0])  # spare places repeat the first
+            lanes = jnp.argsort(answered)[: -(-size // _LANES)]  # unanswered ones first
+            lanes = jnp.where(answered[lanes], lanes[0], lanes)  # spare places repeat the first
             new = jax.vmap(fallback)(*jax.tree.map(lambda x: x[lanes], operands))
             answer = jax.tree.map(lambda old, new: old.at[lanes].set(new), answer, new)
             return answer, answered.at[lanes].set(True)

@@ -10,7 +10,7 @@ from eagle_jax.certificate import Errors, backward_error, settled
 from eagle_jax.scaling import power_of_two, step_budget
 from eagle_jax.schedules import FixedSteps
 from eagle_jax.solution import Solution, Stats, Status
-from eagle_jax.spectral import energy_bound, norm, safe_divide
+from eagle_jax.spectral import energy_bound, norm, safe_divide, vary
 from eagle_jax.update import State, matmul, update, update_estimate
 
 # A residual this much larger than at the start is divergence, not a detour.
@@ -68,6 +68,7 @@ def _run(iterate, advance, measure, value, rtol, limit) -> _Loop:
         )
 
     start = _Loop(iterate, value(iterate), first, first.merit, first.backward <= rtol, zero, zero)
+    start = vary(start, first.merit)
     return lax.while_loop(more, body, start)
 
 

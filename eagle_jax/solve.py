@@ -11,7 +11,7 @@ from eagle_jax import engine, plain
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, resolve
 from eagle_jax.solution import Solution, Stats, Status
-from eagle_jax.spectral import condition_number, norm
+from eagle_jax.spectral import condition_number, norm, safe_divide, vary
 from eagle_jax.update import State, matmul
 
 
@@ -103,6 +103,8 @@ def trajectory(A, B, C, *, steps: int, schedule="paper") -> Trajectory:
     fixed = resolve(schedule)
     if fixed is None:
         raise ValueError('trajectory follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)')
+    if not (isinstance(steps, int) and steps >= 1):
+        raise ValueError(f"steps={steps}; expected a positive integer")
     return _trajectory(A, B, C, steps, fixed)
 
 
@@ -114,7 +116,7 @@ def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
         raise ValueError(f"rtol={rtol}; expected a number between {A.dtype}'s eps={eps:.1e} and 1, or None for 32*eps")
     if not 0 < rcond < 1:
         raise ValueError(f"rcond={rcond}; expected a number between 0 and 1, or None for eps*max(A.shape)")
-    if max_steps is not None and max_steps < 1:
+    if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
         raise ValueError(f"max_steps={max_steps}; expected a positive integer, or None for what rcond allows")
     return Settings(rtol, rcond, max_steps, resolve(schedule))
 
@@ -169,10 +171,11 @@ def _trajectory(A, B, C, steps, fixed) -> Trajectory:
         history = (
             state.D,
             plain.stationarity(state),
-            norm(state.C) / norm(start.C),
+            safe_divide(norm(state.C), norm(start.C)),
             condition_number(state.A),
         )
         return state, history
 
+    start = vary(start, jnp.sum(start.A) + jnp.sum(start.B) + jnp.sum(start.C))
     final, (D, residual, C_norm, kappa) = lax.scan(step, start, length=steps)
     return Trajectory(D, residual, C_norm, kappa, final)

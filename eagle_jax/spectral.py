@@ -12,6 +12,12 @@ _POWER_STEPS = 24
 _LEAST_OVERLAP = 1e-3
 
 
+def vary(tree, like):
+    """`tree` unchanged, but typed as computed from `like`: in shard_map a loop's carries must all vary alike."""
+    anchor = jnp.ravel(like)[0] > 0
+    return jax.tree.map(lambda x: jnp.where(anchor, x, x), tree)
+
+
 def safe_divide(a, b):
     """a / b, and 0 where b is not positive."""
     return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
@@ -42,7 +48,8 @@ def energy_bound(E):
         return w / size, log_size + jnp.log(size)
 
     start = jnp.asarray(probes, E.dtype)
-    _, log_size = jax.lax.fori_loop(0, _POWER_STEPS, multiply, (start, jnp.zeros((_PROBES, 1), E.dtype)))
+    carry = vary((start, jnp.zeros((_PROBES, 1), E.dtype)), E)
+    _, log_size = jax.lax.fori_loop(0, _POWER_STEPS, multiply, carry)
     ratio = jnp.exp((jnp.max(log_size) - np.log(_LEAST_OVERLAP)) / _POWER_STEPS)
     return frobenius * jnp.minimum(ratio, 1).astype(E.dtype)
 

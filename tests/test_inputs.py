@@ -75,6 +75,7 @@ def test_the_other_drivers_check_too():
         ({"rcond": 0.0}, "rcond=0.0; expected a number between 0 and 1"),
         ({"rcond": 2}, "rcond=2"),
         ({"max_steps": 0}, "max_steps=0; expected a positive integer"),
+        ({"max_steps": 2.5}, "max_steps=2.5; expected a positive integer"),
         (
             {"schedule": "fast"},
             r"schedule='fast' is not known; use one of \['optimal', 'paper', 'emergent'\]",

@@ -235,3 +235,55 @@ def test_wide_data_is_answered_by_its_gram_matrix(x64, rows):
     assert error <= rtol and stats.steps <= 16
     expected = np.asarray(case.B) @ np.linalg.pinv(np.asarray(case.A))
     np.testing.assert_allclose(W, expected, atol=1e-10 * float(np.linalg.norm(expected)))
+
+
+def test_large_condition_numbers_in_a_batch(x64):
+    """Square systems up to kappa = 1e12, each lane within a modest multiple of eps kappa."""
+    rng = np.random.default_rng(0)
+    kappas = np.repeat([1e2, 1e9, 1e11, 1e12], 6)
+    spectra = np.stack([np.geomspace(1, 1 / kappa, 12) for kappa in kappas])
+    U, V = (np.linalg.qr(rng.standard_normal((len(kappas), 12, 12)))[0] for _ in range(2))
+    b = rng.standard_normal((len(kappas), 12))
+    expected = np.einsum("bij,bj,bkj,bk->bi", V, 1 / spectra, U, b)
+    x, status, _ = jax.vmap(eagle_jax.lstsq)(U * spectra[:, None] @ V.mT, b)
+    assert (status == int(Status.CONVERGED)).all()
+    error = np.linalg.norm(x - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    assert (error < 100 * helpers.eps(float) * kappas).all(), error
+
+
+@pytest.mark.parametrize("schedule", ["optimal", "paper"])
+@pytest.mark.parametrize("shape", [(6, 6), (6, 20)], ids=str)
+def test_every_device_solves_its_own_problems(x64, schedule, shape):
+    rng = np.random.default_rng(0)
+    A, B = rng.standard_normal((8, *shape)), rng.standard_normal((8, 2, shape[1]))
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.PartitionSpec("x")
+    solve = jax.vmap(lambda A, B: eagle_jax.estimate(A, B, schedule=schedule))
+    W, status, _ = jax.jit(jax.shard_map(solve, mesh=mesh, in_specs=split, out_specs=split))(A, B)
+    assert (status == int(Status.CONVERGED)).all()
+    np.testing.assert_allclose(W, B @ np.linalg.pinv(A), rtol=1e-9, atol=1e-11)
+
+
+def test_the_largest_numbers_are_finite():
+    big = float(jnp.finfo(jnp.float32).max) * 0.9
+    x, status, _ = eagle_jax.lstsq(big * jnp.eye(3), big * jnp.asarray([1.0, 0.5, 0.25]))
+    assert status == int(Status.CONVERGED)
+    np.testing.assert_allclose(x, [1.0, 0.5, 0.25], rtol=1e-5)
+
+
+def test_more_steps_do_not_worsen_the_status():
+    rng = np.random.default_rng(3)
+    A = rng.standard_normal((9, 9)).astype(np.float32)
+    A[4:] = A[:5]
+    b = rng.standard_normal(9).astype(np.float32)
+    for max_steps in (3, 4, 5):
+        _, status, stats = eagle_jax.lstsq(A, b, max_steps=max_steps)
+        assert stats.steps <= max_steps
+        assert (status == int(Status.CONVERGED)) == bool(stats.backward_error <= 32 * jnp.finfo(jnp.float32).eps)
+
+
+def test_a_trajectory_of_nothing_stays_finite():
+    A, B = jnp.eye(3), jnp.ones((1, 3))
+    assert (eagle_jax.trajectory(A, B, jnp.zeros((3, 1)), steps=2).C_norm == 0).all()
+    with pytest.raises(ValueError, match="steps=0; expected a positive integer"):
+        eagle_jax.trajectory(A, B, jnp.zeros((3, 1)), steps=0)
