@@ -69,5 +69,6 @@ def test_the_fallback_stays_inside_its_loop(vmaps):
         call = jax.vmap(call)
     lanes = (40,)[:vmaps]
     text = jax.jit(call).lower(jnp.ones(lanes, bool), jnp.ones((*lanes, 64, 64))).compile().as_text()
+    assert text is not None
     entry = text[text.index("ENTRY") :]
     assert entry.count(" while(") == 1
