@@ -232,8 +232,9 @@ def spikes(config: TrainConfig, losses: np.ndarray, window: int = 201) -> list[d
     medians = np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, window), axis=-1)
     found = np.flatnonzero(~(losses <= SPIKE * medians))
     key = init(config).key
+    short = lambda x: float(f"{x:.4g}")  # noqa: E731  there may be thousands, and they are shipped with the weights
     return [
-        {"step": i, "loss": float(losses[i]), "median": float(medians[i]), "norm": largest_norm(config, key, i)}
+        {"step": i, "loss": short(losses[i]), "median": short(medians[i]), "norm": short(largest_norm(config, key, i))}
         for i in map(int, found)
     ]
 

@@ -124,7 +124,7 @@ def test_spikes_come_with_the_norm_of_their_batch():
     keys = training.task_keys(c, training.init(c).key, 30)
     make = lambda key: problems.training_task(key, n=6, d=4, n_out=1, d_out=1, s=3)  # noqa: E731
     norms = np.linalg.norm(np.asarray(jax.vmap(make)(keys).A), ord=2, axis=(1, 2))
-    assert found[0]["norm"] == pytest.approx(norms.max(), rel=1e-5)
+    assert found[0]["norm"] == pytest.approx(norms.max(), rel=1e-3)
 
 
 def test_the_parameter_is_the_minimum_norm_solution(x64):
