@@ -137,6 +137,11 @@ def _estimate(A, B, settings: Settings) -> Solution:
         return _empty(jnp.zeros((B.shape[0], A.shape[0]), A.dtype), A, B)
     if settings.schedule is not None:
         return plain.estimate(A, B, *settings[:3], settings.schedule)
+    return _optimal(A, B, settings)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _optimal(A, B, settings: Settings) -> Solution:
     fast = Solution(*engine.least_squares(A, B, *settings[:3]))
     if settings.max_steps is not None:
         return fast
@@ -152,6 +157,15 @@ def _estimate(A, B, settings: Settings) -> Solution:
 
     answered = (fast.status == int(Status.CONVERGED)) | (fast.status == int(Status.NONFINITE))
     return engine.unless(answered, fast, plainly, A, B, fast)
+
+
+@_optimal.defjvp
+def _refuse_derivatives(settings, primals, tangents):
+    # Differentiating the loops would give NaN: they divide by residuals that vanish.
+    raise NotImplementedError(
+        "derivatives through the default solver are not implemented; differentiate B A^+ C by its closed formula, "
+        'or use schedule="paper" for forward mode'
+    )
 
 
 def _empty(value, A, B) -> Solution:
