@@ -131,7 +131,7 @@ def train_steps(config: TrainConfig, state: TrainState, count: int, mesh: Mesh |
         value, gradient = gradients(state.weights, task_keys(config, state.key, state.step))
         updates, new = optimiser.update(gradient, state.optimiser, state.weights)
         weights = jax.tree.map(jnp.add, state.weights, updates)
-        metrics = Metrics(value, optax.global_norm(gradient), ~new.last_finite)
+        metrics = Metrics(value, optax.tree.norm(gradient), ~new.last_finite)
         return TrainState(weights, new, state.step + 1, state.key), metrics
 
     return jax.lax.scan(step, state, length=count)

@@ -120,6 +120,7 @@ def test_stopping(tiny):
     assert (r["stop_steps"][0] == 2).all() and r["stop_error"][0].min() > 1e4 * r["solve_error"][0].max()
 
 
+@pytest.mark.slow
 def test_error_map(tiny):
     r = tiny(error_map)
     assert r["error"].shape == (2, 2, 2, 2, 3) and r["status"].shape == (2, 2, 2, 2, 2)

@@ -8,7 +8,7 @@ from experiments import numerics
 SHAPES = [(3, 2), (5, 10), (10, 5), (50, 50)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES[:3], pytest.param((50, 50), marks=pytest.mark.slow)], ids=str)
 def test_ratios_of_the_default_solver(dtype, shape):
     rows = list(numerics.lapack_rows(numerics.eagle_solver(), [shape], (2,), (np.dtype(dtype).name,), seeds=4))
     failed = numerics.failures(rows)

@@ -117,7 +117,7 @@ def test_every_lane_has_its_own_status(dtype, schedule):
         eagle_jax.raise_if_failed(eagle_jax.Solution(value, status, _))
 
 
-@pytest.mark.parametrize("schedule", ["optimal", "paper"])
+@pytest.mark.parametrize("schedule", ["optimal", pytest.param("paper", marks=pytest.mark.slow)])
 def test_eager_equals_compiled(x64, schedule):
     case = helpers.make_case(5, 4, np.float64, kappa=3)
     with jax.disable_jit():
