@@ -47,7 +47,7 @@ lint: venv ## ruff check, ruff format --check, pyright
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright
 
-numerics: venv ## the paper's numerical evaluation (experiments.numerics)
+numerics: venv ## LAPACK's test ratios and NIST's regressions (experiments.numerics)
 	$(PY) -m experiments.numerics $(ARGS)
 
 bench: venv ## time the solver against the alternatives (experiments.bench_solve)

@@ -43,8 +43,8 @@ _LONG = 16 * _CHUNK
 
 
 def times_transpose(R, M):
-    """R M^T. For few rows R and a long M in column chunks: XLA's CPU backend would repack all of M, at several times
-    the cost of reading it.
+    """R M^T. For few rows R and a long M in column chunks: XLA's CPU backend would repack all of M, which
+    costs more than reading it.
     """
     length = M.shape[1]
     if length < _LONG or R.shape[0] > 16:

@@ -377,7 +377,7 @@ def least_squares(A, rhs, rtol, rcond, max_steps):
         c, condition = condition_and_solve(Target(M, scaled_rhs, size, minimum_norm, carry_rhs), E, rtol, limit)
         exhausted = jnp.where(c.best_step >= c.steps - 6, Status.RANK_CUTOFF, Status.STAGNATED)
         exhausted = Status.MAX_STEPS if max_steps == limit else exhausted
-        status = jnp.where(c.done | (c.errors.backward <= rtol), Status.CONVERGED, exhausted)
+        status = jnp.where(c.errors.backward <= rtol, Status.CONVERGED, exhausted)
         return c.X, status, Stats(c.steps, c.inner, c.errors.backward, size / scale, condition)
 
     def condense(A, scaled_rhs):

@@ -79,7 +79,7 @@ class Metrics(NamedTuple):
 
 
 def sample(config: TrainConfig, keys: jax.Array):
-    """(Z, wanted, ||A||) of one task per key; `wanted` is what read_out should be: D, D for each machine, or W*."""
+    """(blocks, Z, wanted) of one task per key; `wanted` is what read_out should be: D, D for each machine, or W*."""
     a = config.architecture
     make = {"n": a.n, "d": a.d, "n_out": a.n_out, "d_out": a.d_out, "s": config.factors, "noise": config.noise}
     blocks = Blocks(*jax.vmap(partial(problems.training_task, **make, dtype=jnp.float32))(keys))
