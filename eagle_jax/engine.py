@@ -12,6 +12,7 @@ Update, so the loop alternates: Update, then as many thin iterations as pay. Wha
 in the *original* M and rhs, so rounding in the conditioned copies cannot fake convergence.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ _LARGE = 512
 # The pace of a thin solve is judged that many iterations at a time; it restarts on a fresh residual after a reduction
 # by _DEEPEST.
 _CHUNK = 8
+# An iterate replaces the best so far if its merit is below this multiple of the best one's.
+_BETTER = 0.7
 _DEEPEST = 1e-12
 _PROBES = 2
 # Gram matrices of M pay when M is at least this many times wider than high.
@@ -55,7 +58,6 @@ class Target(NamedTuple):
     rhs: jax.Array
     size: jax.Array  # ||M||_2, from above
     minimum_norm: bool
-    carry_rhs: bool  # see `_moved_along`
 
 
 class Krylov(NamedTuple):
@@ -152,37 +154,78 @@ class Carry(NamedTuple):
     best_step: jax.Array
 
 
-def condition_and_solve(target: Target, E, rtol, max_steps: int):
+class Path(NamedTuple):
+    """One way through `condition_and_solve`.
+
+    Attributes:
+      carry_rhs: see `_moved_along`.
+      opening: steps before the first thin solve; None tries one before any step.
+      cycle: steps between thin solves.
+      solve_thin: (Carry, wanted reduction) -> (correction of X, slow, inconsistent, iterations).
+      judge: (Carry before, new Errors, slow, rtol) -> (try another thin solve, may stop here).
+      limit: steps in all.
+    """
+
+    carry_rhs: bool
+    opening: tuple | None
+    cycle: tuple
+    solve_thin: Callable
+    judge: Callable
+    limit: int
+
+
+def hurried(s: int, limit: int) -> Path:
+    """For small matrices: enough for most, and over soon."""
+    thin = partial(_carried_solve, fixed=(by_energy, _SMALL_ITERATIONS))
+    return carried(s, min(limit, _SMALL_STEPS))._replace(solve_thin=thin)
+
+
+def carried(s: int, limit: int) -> Path:
+    """The cheapest; right whenever rhs is in the range of M."""
+    if s < _SMALL:
+        thin = partial(_carried_solve, fixed=(by_factor, _ROBUST_ITERATIONS))
+        opening = CYCLE[:2] if limit > 2 else ()
+        return Path(True, opening, CYCLE, thin, partial(_judge_carried, gain=1e-3), limit)
+    cycle = (LIFT,) if s >= _LARGE else CYCLE[:2]
+    return Path(True, None, cycle, partial(_carried_solve, fixed=None), partial(_judge_carried, gain=0.1), limit)
+
+
+def robust(minimum_norm: bool, limit: int) -> Path:
+    """Right for all data, at one more product a step."""
+    thin = partial(_conditioned_solve, minimum_norm=minimum_norm)
+    return Path(False, (), CYCLE, thin, _judge_robust, limit)
+
+
+def _judge_carried(c: Carry, errors: Errors, slow, rtol, *, gain):
+    worthwhile = ~slow & (errors.merit < gain * c.errors.merit) & (errors.backward > 0.25 * rtol)
+    return worthwhile, jnp.asarray(True)
+
+
+def _judge_robust(c: Carry, errors: Errors, slow, rtol):
+    """A large residual makes the answer sensitive to the gradient's last digits, and a pass is cheap: go on until it
+    no longer helps, though M is conditioned or one more cycle has been tried.
+    """
+    better = errors.merit < _BETTER * c.errors.merit
+    final = (norm(_centred(c.E)) <= 0.1) | (~better & (c.steps > c.best_step))
+    return errors.merit < 0.3 * c.errors.merit, final
+
+
+def condition_and_solve(target: Target, E, rtol, path: Path):
     """Alternates optimal Updates of M with thin Krylov solves until X has converged. Returns (Carry, condition)."""
-    M, rhs, size, minimum_norm, carry_rhs = target
-    s, l = M.shape
-    polish = s < _SMALL or not carry_rhs
-    hurried = max_steps <= _SMALL_STEPS
-    solve_thin = (
-        partial(_carried_solve, hurried=hurried)
-        if carry_rhs
-        else partial(_conditioned_solve, minimum_norm=minimum_norm)
-    )
+    M, rhs, size, minimum_norm = target
 
     def attempt(c: Carry):
         """One thin solve in the conditioned problem, judged in the original one."""
-        correction, slow, inconsistent, i = solve_thin(c, 0.25 * rtol / c.errors.backward)
+        correction, slow, inconsistent, i = path.solve_thin(c, 0.25 * rtol / c.errors.backward)
         X = c.X + correction
         projected = None if minimum_norm else _projected(c.E, c.C, norm(_centred(c.E)))
         errors, R, gradient = backward_error(M, rhs, X, size, minimum_norm, projected)
-        better = errors.merit < 0.7 * c.errors.merit
-        if carry_rhs:
-            gain = 1e-3 if polish else 0.1
-            worthwhile = ~slow & (errors.merit < gain * c.errors.merit) & (errors.backward > 0.25 * rtol)
-            final = jnp.asarray(True)
-        else:
-            # A large residual makes the answer sensitive to the gradient's last digits, and a pass is cheap: go on
-            # until it no longer helps, though M is conditioned or one more cycle has been tried.
-            worthwhile = errors.merit < 0.3 * c.errors.merit
-            final = (norm(_centred(c.E)) <= 0.1) | (~better & (c.steps > c.best_step))
+        worthwhile, final = path.judge(c, errors, slow, rtol)
         tried = (X, R if minimum_norm else gradient, errors, c.steps)
         X, residual, errors, best_step = jax.tree.map(
-            lambda new, old: jnp.where(better, new, old), tried, (c.X, c.residual, c.errors, c.best_step)
+            lambda new, old: jnp.where(errors.merit < _BETTER * c.errors.merit, new, old),
+            tried,
+            (c.X, c.residual, c.errors, c.best_step),
         )
         return c._replace(
             X=X,
@@ -197,35 +240,45 @@ def condition_and_solve(target: Target, E, rtol, max_steps: int):
     def refine(c: Carry) -> Carry:
         return lax.while_loop(lambda t: t[1], lambda t: attempt(t[0]), (c, ~c.done))[0]
 
-    def step(c: Carry, scale, eta) -> Carry:
-        B, D = (jnp.zeros((0, x.shape[1]), M.dtype) for x in (c.M, c.C))
-        new = update(State(c.M, B, c.C, D), 1.0, eta, eta, energy=c.E)
-        A = scale * new.A
-        return c._replace(M=A, C=scale * new.C, E=matmul(A, A.T), growth=c.growth * scale, steps=c.steps + 1)
+    start, probes = _start(target, E, rtol, path.carry_rhs)
+    start = refine(start) if path.opening is None else _advance(start, path.opening)
+    whole = (path.limit - len(path.opening or ())) % len(path.cycle) == 0
+    left = lambda c: None if whole else path.limit - c.steps  # noqa: E731
+    end = lax.while_loop(
+        lambda c: ~c.done & (c.steps < path.limit), lambda c: refine(_advance(c, path.cycle, left(c))), start
+    )
+    probes = end.C[:, :_PROBES].T if path.carry_rhs else matmul(probes, end.C)
+    condition = size * norm(matmul(probes, end.E)) / _PROBES**0.5  # about ||M|| ||M^+||, blind to the null space
+    return end, jnp.maximum(condition, 1)
 
-    def advance(c: Carry, steps) -> Carry:
-        scales, etas = (jnp.asarray(v, M.dtype) for v in zip(*steps, strict=True))
-        whole = (max_steps - len(opening)) % len(steps) == 0
-        trips = len(steps) if whole else jnp.minimum(len(steps), max_steps - c.steps)
-        return lax.fori_loop(0, trips, lambda i, c: step(c, scales[i], etas[i]), c)
 
-    cycle = CYCLE if polish else (LIFT,) if s >= _LARGE else CYCLE[:2]
-    opening = CYCLE[:2] if polish and carry_rhs and max_steps > 2 else ()
-    X = jnp.zeros((rhs.shape[0], l if minimum_norm else s), M.dtype)
+def _start(target: Target, E, rtol, carry_rhs):
+    M, rhs, size, minimum_norm = target
+    X = jnp.zeros((rhs.shape[0], M.shape[1] if minimum_norm else M.shape[0]), M.dtype)
     errors, R, gradient = backward_error(M, rhs, X, size, minimum_norm)
     zero, one, no = jnp.asarray(0, jnp.int32), jnp.ones((), M.dtype), jnp.asarray(False)
     C, probes = _moved_along(M, rhs, size, carry_rhs)
     residual, converged = R if minimum_norm else gradient, errors.backward <= rtol
     start = Carry(M / size, C, E / size**2, X, residual, errors, converged, no, one, zero, zero, zero)
-    start = vary(start, E + jnp.sum(rhs))
-    if opening:
-        start = advance(start, opening)
-    elif not polish:
-        start = refine(start)
-    end = lax.while_loop(lambda c: ~c.done & (c.steps < max_steps), lambda c: refine(advance(c, cycle)), start)
-    probes = end.C[:, :_PROBES].T if carry_rhs else matmul(probes, end.C)
-    condition = size * norm(matmul(probes, end.E)) / _PROBES**0.5  # about ||M|| ||M^+||, blind to the null space
-    return end, jnp.maximum(condition, 1)
+    return vary(start, E + jnp.sum(rhs)), probes
+
+
+def _advance(c: Carry, steps, left=None) -> Carry:
+    """Updates of M and of what moves along, by the given (scale, eta); at most `left`.
+
+    A number of trips that differs between vmapped lanes costs a select of the whole carry each, hence None.
+    """
+    if not steps:
+        return c
+    scales, etas = (jnp.asarray(v, c.M.dtype) for v in zip(*steps, strict=True))
+
+    def step(i, c: Carry) -> Carry:
+        B, D = (jnp.zeros((0, x.shape[1]), c.M.dtype) for x in (c.M, c.C))
+        new = update(State(c.M, B, c.C, D), 1.0, etas[i], etas[i], energy=c.E)
+        A = scales[i] * new.A
+        return c._replace(M=A, C=scales[i] * new.C, E=matmul(A, A.T), growth=c.growth * scales[i], steps=c.steps + 1)
+
+    return lax.fori_loop(0, len(steps) if left is None else jnp.minimum(len(steps), left), step, c)
 
 
 def _moved_along(M, rhs, size, carry_rhs):
@@ -265,12 +318,13 @@ def _projected(E, Q, spread):
     return lambda gradient: jnp.where(spread <= 0.5, norm(matmul(gradient, Q.T), -1) / jnp.sqrt(least), jnp.inf)
 
 
-def _carried_solve(c: Carry, needed, *, hurried):
-    """Solves X M_l^T = rhs_l further. Returns (correction of X, slow, inconsistent, iterations)."""
+def _carried_solve(c: Carry, needed, *, fixed):
+    """Solves X M_l^T = rhs_l further; `fixed` is (by_energy | by_factor, iterations), or None for a pace rule."""
     r = c.C[:, _PROBES:].T - matmul(c.X, c.M.T)
     s, blind = c.M.shape[0], _blind(c)
-    if s < _SMALL:
-        multiply, iterations = (by_energy(c.E), _SMALL_ITERATIONS) if hurried else (by_factor(c.M), _ROBUST_ITERATIONS)
+    if fixed is not None:
+        by, iterations = fixed
+        multiply = by(c.E if by is by_energy else c.M)
         krylov, i, slow = conjugate_residuals(multiply, r, None, iterations, blind)
     else:
         krylov, i, slow = lax.cond(
@@ -368,13 +422,13 @@ def least_squares(A, rhs, rtol, rcond, max_steps):
         return A.T if minimum_norm else A
 
     # Stages answer for A scaled to a largest entry near 1.
-    def condition(A, scaled_rhs, *, carry_rhs, limit=limit):
+    def condition(A, scaled_rhs, *, path: Path):
         scale = power_of_two(jnp.max(jnp.abs(A)))
         M = scale * fat(A)
         E = matmul(M, M.T)
         size = jnp.sqrt(energy_bound(E))
         size = jnp.where(size > 0, size, 1)
-        c, condition = condition_and_solve(Target(M, scaled_rhs, size, minimum_norm, carry_rhs), E, rtol, limit)
+        c, condition = condition_and_solve(Target(M, scaled_rhs, size, minimum_norm), E, rtol, path)
         exhausted = jnp.where(c.best_step >= c.steps - 6, Status.RANK_CUTOFF, Status.STAGNATED)
         exhausted = Status.MAX_STEPS if max_steps == limit else exhausted
         status = jnp.where(c.errors.backward <= rtol, Status.CONVERGED, exhausted)
@@ -385,15 +439,16 @@ def least_squares(A, rhs, rtol, rcond, max_steps):
         status = jnp.where(jnp.isfinite(error), Status.CONVERGED, Status.STAGNATED)
         return X / power_of_two(jnp.max(jnp.abs(A))), status, stats
 
-    robustly = partial(condition, carry_rhs=False)
-    if max(A.shape) >= _GRAM_ASPECT * min(A.shape) and max_steps is None:
-        stages = [condense, robustly]
-    elif minimum_norm:
-        stages = [partial(condition, carry_rhs=True), robustly]
-        if min(A.shape) < _SMALL and limit > _SMALL_STEPS:
-            stages.insert(0, partial(condition, carry_rhs=True, limit=_SMALL_STEPS))
+    s, paths = min(A.shape), [robust(minimum_norm, limit)]
+    if max(A.shape) >= _GRAM_ASPECT * s and max_steps is None:
+        first = [condense]
     else:
-        stages = [robustly]
+        first = []
+        if minimum_norm and (s >= _SMALL or limit > _SMALL_STEPS):
+            paths.insert(0, carried(s, limit))
+        if minimum_norm and s < _SMALL:
+            paths.insert(0, hurried(s, limit))
+    stages = [*first, *(partial(condition, path=path) for path in paths)]
     X, status, stats = _first_certified(stages, A, scaled_rhs)
     # One factor: at the ends of the range either of the two alone would flush parts of X to zero.
     X = X * (power_of_two(jnp.max(jnp.abs(A))) / rhs_scale)

@@ -27,7 +27,8 @@ class Settings(NamedTuple):
 def solve(A, B, C, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Solution:
     """Fills in the hidden block of [[A, C], [B, D]]: `value` = D = B A^+ C (d' x n').
 
-    Works under jit, vmap and in float32 or float64; A may have any shape and rank.
+    Works under jit, vmap and in float32 or float64; A may have any shape and rank. Subnormal entries are zeros, as they
+    are to XLA.
 
     Args:
       A, B, C: d x n, d' x n and d x n'.
