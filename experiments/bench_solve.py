@@ -9,7 +9,6 @@ against the known answer (block completion) or against numpy's lstsq in float64.
 """
 
 import dataclasses
-import json
 import pathlib
 import time
 
@@ -203,15 +202,12 @@ def main(_):
                 f"{row.problem:38s} {row.method:26s} {row.ratio:7.2f}x {row.milliseconds:9.1f} ms  {accuracy}",
                 flush=True,
             )
-    result = {"rows": [dataclasses.asdict(r) for r in rows], "provenance": common.provenance()}
+    result = {"rows": [dataclasses.asdict(r) for r in rows]}
     if _SECTION.value in ("all", "memory"):
         result["memory"] = memory()
         for row in result["memory"]:
             print(f"memory {row['shape']:12s} {row['extra over inputs']:.2f} times the inputs, beside them")
-    path = pathlib.Path(_OUT.value) / "bench_solve.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1))
-    print(f"wrote {path}")
+    common.write_report(pathlib.Path(_OUT.value) / "bench_solve.json", result)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ every step, in turns of --steps steps; the ratio is the median over the turns. T
 multiplications would take at the rate of one large float32 product.
 """
 
-import json
 import pathlib
 import time
 
@@ -119,14 +118,11 @@ def main(_):
     ours = np.array(times["eagle_jax"])
     print(f"floor      {milliseconds:6.1f} ms/step: {gigaflop:.2f} GFLOP at the rate of a 1024^3 product; "
           f"we take {np.median(ours) / milliseconds:.1f} times that")  # fmt: skip
-    result = {"ms per step": times, "floor ms": milliseconds, "gigaflop": gigaflop, "provenance": common.provenance()}
+    result = {"ms per step": times, "floor ms": milliseconds, "gigaflop": gigaflop}
     if "PyTorch" in times:
         result["ratio"] = float(np.median(ours / np.array(times["PyTorch"])))
         print(f"eagle_jax / PyTorch: {result['ratio']:.2f}")
-    path = pathlib.Path(_OUT.value) / "bench_train.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1))
-    print(f"wrote {path}")
+    common.write_report(pathlib.Path(_OUT.value) / "bench_train.json", result)
 
 
 if __name__ == "__main__":

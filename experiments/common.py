@@ -162,6 +162,13 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def write_report(path: Path, result: dict) -> None:
+    """One JSON file with the versions it was made by; says where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**result, "provenance": provenance()}, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
 def save(out: Path, item: str, cfg: Any, results: Results, wall_seconds: float, command: str, digest: str) -> None:
     arrays = {name: np.asarray(value) for name, value in results.items()}
     bad = [name for name, value in arrays.items() if value.dtype.hasobject]

@@ -6,7 +6,7 @@ Nearly all of the time is compilation. LAPACK promises that every test ratio sta
 below 30; the requirement on the NIST problems is to lose at most one digit against Householder QR.
 """
 
-import json
+import itertools
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +19,7 @@ from absl import app, flags, logging
 
 import eagle_jax
 from eagle_jax import Status
+from experiments import common
 
 SIZES = (0, 1, 2, 3, 5, 10, 50)
 NRHS = (1, 2, 15)
@@ -183,17 +184,15 @@ def numpy_solver(a, b):
 
 def lapack_rows(solver: Solver, shapes, nrhs=NRHS, dtypes=DTYPES, seeds: int = 1) -> Iterator[dict]:
     """One row per problem: its description, its status and its test ratios."""
-    for dtype in dtypes:
-        for m, n in shapes:
-            for p in nrhs:
-                problems = make_problems(m, n, p, dtype, seeds)
-                x, status = solver(np.stack([q.a for q in problems]), np.stack([q.b for q in problems]))
-                for q, x_q, status_q in zip(problems, x, status, strict=True):
-                    yield {
-                        **{"m": m, "n": n, "nrhs": p, "dtype": dtype, "rank": q.rank, "scale": q.scale},
-                        **{"consistent": q.consistent, "seed": q.seed, "status": Status(int(status_q)).name},
-                        "ratios": test_ratios(q, x_q),
-                    }
+    for dtype, (m, n), p in common.track(itertools.product(dtypes, shapes, nrhs), "LAPACK's grid"):
+        problems = make_problems(m, n, p, dtype, seeds)
+        x, status = solver(np.stack([q.a for q in problems]), np.stack([q.b for q in problems]))
+        for q, x_q, status_q in zip(problems, x, status, strict=True):
+            yield {
+                **{"m": m, "n": n, "nrhs": p, "dtype": dtype, "rank": q.rank, "scale": q.scale},
+                **{"consistent": q.consistent, "seed": q.seed, "status": Status(int(status_q)).name},
+                "ratios": test_ratios(q, x_q),
+            }
 
 
 def failures(rows, tests=LAPACK_TESTS) -> list[dict]:
@@ -340,8 +339,6 @@ def run(schedule: str = "optimal", data_dir: str | None = None, sizes=SIZES, nrh
     failed = failures(rows)
     return {
         "schedule": schedule,
-        "versions": {"jax": jax.__version__, "numpy": np.__version__, "eagle_jax": eagle_jax.__version__},
-        "device": jax.devices()[0].device_kind,
         "seconds": time.perf_counter() - start,
         "lapack": rows,
         "nist": nist,
@@ -368,10 +365,8 @@ def main(_) -> None:
     print(f"LAPACK ratios below {THRESHOLD:g}, all converged: {'PASS' if result['lapack_passed'] else 'FAIL'}\n")
     print(nist_table(result["nist"]))
     print(f"at most {DIGITS_LOST:g} digit behind QR: {'PASS' if result['nist_passed'] else 'FAIL'}")
-    out = pathlib.Path(_OUT.value)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{out}, {result['seconds']:.0f} s")
+    print(f"{result['seconds']:.0f} s")
+    common.write_report(pathlib.Path(_OUT.value), result)
 
 
 if __name__ == "__main__":
