@@ -15,27 +15,32 @@ class Errors(NamedTuple):
     merit: jax.Array
 
 
-def backward_error(M, rhs, X, size, minimum_norm, projected=None):
+def backward_error(M, rhs, X, size, minimum_norm, *, projected=None, consistent=False):
     """(Errors, R, gradient) of the rows X, R = rhs - X M (or rhs - X M^T) and gradient = R M^T (or R M).
 
     The backward error is the largest over the rows of the smallest of
         ||R|| / (||M|| ||X|| + ||rhs||),   ||gradient|| / (||M|| ||R||),   ||P R|| / (||M|| ||X|| + ||rhs||),
-    P the projector on M's row space. Each of them small means that X solves a problem that close to the given one
+    P the projector on what M reaches of R. Each of them small means that X solves a problem that close to the given one
     exactly; the first two are LSQR's stopping tests, the third perturbs rhs by P R and needs `projected`, a function
-    gradient -> norms of P R that is inf where it cannot be had.
+    (R, gradient) -> norms of P R that is inf where it cannot be had. If `consistent`, only the first counts.
     `merit` leaves ||X|| out of it. It ranks iterates: with ||X|| in the denominator, an X full of amplified
     null-space noise would look like an improvement.
     """
     R = rhs - matmul(X, M.T if minimum_norm else M)
     gradient = matmul(R, M) if minimum_norm else times_transpose(R, M)
-    size_R, size_rhs = norm(R, -1), norm(rhs, -1)
-    stationary = safe_divide(norm(gradient, -1), size * size_R)
-    left = size_R if projected is None else jnp.minimum(size_R, projected(gradient))
-    relative = safe_divide(left, size * norm(X, -1) + size_rhs)
-    errors = Errors(
-        worst(jnp.minimum(relative, stationary)), worst(jnp.minimum(safe_divide(left, size_rhs), stationary))
-    )
+    size_PR = jnp.inf if projected is None else projected(R, gradient)
+    size_gradient = jnp.inf if consistent else norm(gradient, -1)
+    errors = judge(size, norm(X, -1), norm(rhs, -1), norm(R, -1), size_gradient, size_PR)
     return errors, R, gradient
+
+
+def judge(size, size_X, size_rhs, size_R, size_gradient, size_PR) -> Errors:
+    """The errors of `backward_error` from the norms in it, one per row."""
+    stationary = safe_divide(size_gradient, size * size_R)
+    left = jnp.minimum(size_R, size_PR)
+    relative = safe_divide(left, size * size_X + size_rhs)
+    absolute = safe_divide(left, size_rhs)
+    return Errors(worst(jnp.minimum(relative, stationary)), worst(jnp.minimum(absolute, stationary)))
 
 
 _CHUNK = 1024

@@ -23,7 +23,7 @@ from jax import lax
 
 from eagle_jax.certificate import Errors, backward_error, times_transpose, worst
 from eagle_jax.scaling import power_of_two, step_budget
-from eagle_jax.schedules import CYCLE, LIFT
+from eagle_jax.schedules import CYCLE, LIFT, SETTLE
 from eagle_jax.solution import Stats, Status
 from eagle_jax.spectral import energy_bound, norm, safe_divide, vary
 from eagle_jax.update import State, matmul, update, update_energy
@@ -41,11 +41,11 @@ _SMALL_STEPS = 10
 # From this side length on, a thin solve costs little beside an Update and is tried after each; below, after two.
 _LARGE = 512
 # The pace of a thin solve is judged that many iterations at a time; it restarts on a fresh residual after a reduction
-# by _DEEPEST.
+# by DEEPEST.
 _CHUNK = 8
 # An iterate replaces the best so far if its merit is below this multiple of the best one's.
 _BETTER = 0.7
-_DEEPEST = 1e-12
+DEEPEST = 1e-12
 _PROBES = 2
 # Gram matrices of M pay when M is at least this many times wider than high.
 _GRAM_ASPECT = 2
@@ -69,6 +69,22 @@ class Krylov(NamedTuple):
     energy: jax.Array  # <r E, r>
 
 
+def krylov_start(multiply, r) -> Krylov:
+    rE, energy = multiply(r)
+    return vary(Krylov(jnp.zeros_like(r), r, r, rE, rE, energy), rE)
+
+
+def krylov_step(multiply, state: Krylov, blind) -> Krylov:
+    """One conjugate-residual iteration, a row at a time."""
+    z, r, p, rE, pE, energy = state
+    size = _rows(pE, pE)
+    alpha = jnp.where(size > blind**2 * _rows(p, p), safe_divide(energy, size), 0)
+    z, r = z + alpha * p, r - alpha * pE
+    rE, fresh = multiply(r)
+    beta = safe_divide(fresh, energy)
+    return Krylov(z, r, r + beta * p, rE, rE + beta * pE, fresh)
+
+
 def conjugate_residuals(multiply, r, needed, budget, blind):
     """Rows z with z E ~ r. Returns (Krylov state, iterations, slow); multiply(r) = (r E, <r E, r>).
 
@@ -77,23 +93,17 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
     `budget` iterations (`slow`); if `needed` is None, after `budget` iterations. Directions that E shrinks by more than
     `blind` are rounding noise to it; dividing by that would fill z with noise, so they are left out.
     """
-    rE, energy0 = multiply(r)
-    state = vary(Krylov(jnp.zeros_like(r), r, r, rE, rE, energy0), rE)
+    state = krylov_start(multiply, r)
+    energy0 = state.energy
 
     def iterate(state):
-        z, r, p, rE, pE, energy = state
-        size = _rows(pE, pE)
-        alpha = jnp.where(size > blind**2 * _rows(p, p), safe_divide(energy, size), 0)
-        z, r = z + alpha * p, r - alpha * pE
-        rE, fresh = multiply(r)
-        beta = safe_divide(fresh, energy)
-        return Krylov(z, r, r + beta * p, rE, rE + beta * pE, fresh)
+        return krylov_step(multiply, state, blind)
 
     if needed is None:
         state = lax.fori_loop(0, budget, lambda _, state: iterate(state), state)
         return state, jnp.asarray(budget, jnp.int32), jnp.asarray(False)
 
-    drop = jnp.maximum(needed, _DEEPEST).astype(r.dtype)
+    drop = jnp.maximum(needed, DEEPEST).astype(r.dtype)
 
     def reduction(state):
         return jnp.sqrt(worst(safe_divide(state.energy, energy0)))
@@ -110,7 +120,7 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
         return state, i + _CHUNK, before, reduction(state)
 
     one = jnp.ones((), r.dtype)
-    carry = vary((state, jnp.asarray(0, jnp.int32), one, one), rE)
+    carry = vary((state, jnp.asarray(0, jnp.int32), one, one), state.rE)
     state, i, _, now = lax.while_loop(more, chunk, carry)
     return state, i, now > drop
 
@@ -193,7 +203,7 @@ def carried(s: int, limit: int) -> Path:
 def robust(minimum_norm: bool, limit: int) -> Path:
     """Right for all data, at one more product a step."""
     thin = partial(_conditioned_solve, minimum_norm=minimum_norm)
-    return Path(False, (), CYCLE, thin, _judge_robust, limit)
+    return Path(False, (), SETTLE, thin, _judge_robust, limit)
 
 
 def _judge_carried(c: Carry, errors: Errors, slow, rtol, *, gain):
@@ -218,8 +228,10 @@ def condition_and_solve(target: Target, E, rtol, path: Path):
         """One thin solve in the conditioned problem, judged in the original one."""
         correction, slow, inconsistent, i = path.solve_thin(c, 0.25 * rtol / c.errors.backward)
         X = c.X + correction
-        projected = None if minimum_norm else _projected(c.E, c.C, norm(_centred(c.E)))
-        errors, R, gradient = backward_error(M, rhs, X, size, minimum_norm, projected)
+        projected = None if path.carry_rhs else _projected(c, minimum_norm)
+        errors, R, gradient = backward_error(
+            M, rhs, X, size, minimum_norm, projected=projected, consistent=path.carry_rhs
+        )
         worthwhile, final = path.judge(c, errors, slow, rtol)
         tried = (X, R if minimum_norm else gradient, errors, c.steps)
         X, residual, errors, best_step = jax.tree.map(
@@ -244,9 +256,12 @@ def condition_and_solve(target: Target, E, rtol, path: Path):
     start = refine(start) if path.opening is None else _advance(start, path.opening)
     whole = (path.limit - len(path.opening or ())) % len(path.cycle) == 0
     left = lambda c: None if whole else path.limit - c.steps  # noqa: E731
-    end = lax.while_loop(
-        lambda c: ~c.done & (c.steps < path.limit), lambda c: refine(_advance(c, path.cycle, left(c))), start
-    )
+
+    def more(c: Carry):
+        over = c.done | c.inconsistent if path.carry_rhs else c.done
+        return ~over & (c.steps < path.limit)
+
+    end = lax.while_loop(more, lambda c: refine(_advance(c, path.cycle, left(c))), start)
     probes = end.C[:, :_PROBES].T if path.carry_rhs else matmul(probes, end.C)
     condition = size * norm(matmul(probes, end.E)) / _PROBES**0.5  # about ||M|| ||M^+||, blind to the null space
     return end, jnp.maximum(condition, 1)
@@ -255,10 +270,13 @@ def condition_and_solve(target: Target, E, rtol, path: Path):
 def _start(target: Target, E, rtol, carry_rhs):
     M, rhs, size, minimum_norm = target
     X = jnp.zeros((rhs.shape[0], M.shape[1] if minimum_norm else M.shape[0]), M.dtype)
-    errors, R, gradient = backward_error(M, rhs, X, size, minimum_norm)
+    # What the rhs's unreachable part makes of a carried X is judged too kindly by its gradient; X = 0 is not.
+    anyway, R, gradient = backward_error(M, rhs, X, size, minimum_norm)
+    errors, _, _ = backward_error(M, rhs, X, size, minimum_norm, consistent=carry_rhs)
     zero, one, no = jnp.asarray(0, jnp.int32), jnp.ones((), M.dtype), jnp.asarray(False)
     C, probes = _moved_along(M, rhs, size, carry_rhs)
-    residual, converged = R if minimum_norm else gradient, errors.backward <= rtol
+    residual, converged = R if minimum_norm else gradient, anyway.backward <= rtol
+    errors = jax.tree.map(lambda a, b: jnp.where(converged, a, b), anyway, errors)
     start = Carry(M / size, C, E / size**2, X, residual, errors, converged, no, one, zero, zero, zero)
     return vary(start, E + jnp.sum(rhs)), probes
 
@@ -312,10 +330,21 @@ def _spread(E):
     return jnp.sqrt(jnp.sqrt(energy_bound(matmul(square, square))))
 
 
-def _projected(E, Q, spread):
-    """gradient -> ||P R||, from above: R (Q M)^T = gradient Q^T where Q M is near an isometry, else inf."""
+def _isometric(E, Q, spread):
+    """(R, gradient) -> ||P R||, from above: R (Q M)^T = gradient Q^T where Q M is near an isometry, else inf."""
     least = 0.5 * jnp.trace(E) / E.shape[-1]
-    return lambda gradient: jnp.where(spread <= 0.5, norm(matmul(gradient, Q.T), -1) / jnp.sqrt(least), jnp.inf)
+    return lambda _, gradient: jnp.where(spread <= 0.5, norm(matmul(gradient, Q.T), -1) / jnp.sqrt(least), jnp.inf)
+
+
+def _projected(c: Carry, minimum_norm):
+    """The same where Q M is a partial isometry: all that is not rounding noise has been raised to 1."""
+    noise = 10 * jnp.finfo(c.M.dtype).eps * c.growth * c.M.shape[0] ** 0.5
+    settled = norm(c.M - matmul(c.E, c.M)) <= noise
+    partial_isometry = jnp.where(settled, 1.01, jnp.inf)
+    if minimum_norm:
+        return lambda R, _: partial_isometry * norm(matmul(R, c.E), -1)
+    isometric = _isometric(c.E, c.C, norm(_centred(c.E)))
+    return lambda R, gradient: jnp.minimum(isometric(R, gradient), partial_isometry * norm(matmul(gradient, c.C.T), -1))
 
 
 def _carried_solve(c: Carry, needed, *, fixed):
@@ -327,24 +356,23 @@ def _carried_solve(c: Carry, needed, *, fixed):
         multiply = by(c.E if by is by_energy else c.M)
         krylov, i, slow = conjugate_residuals(multiply, r, None, iterations, blind)
     else:
-        krylov, i, slow = lax.cond(
-            c.inconsistent,
-            lambda: conjugate_residuals(by_factor(c.M), r, needed, s // 2, blind),
-            lambda: conjugate_residuals(by_energy(c.E), r, needed, s // 2, blind),
-        )
-    inconsistent = jnp.any(norm(krylov.rE, -1) < 1e-6 * norm(krylov.r, -1))
+        krylov, i, slow = conjugate_residuals(by_energy(c.E), r, needed, s // 2, blind)
+    unreachable = 10 * s**0.5 * jnp.finfo(r.dtype).eps
+    inconsistent = jnp.any(norm(krylov.rE, -1) < unreachable * norm(krylov.r, -1))
     return matmul(krylov.z, c.M), slow, inconsistent, i
 
 
 def _conditioned_solve(c: Carry, _, *, minimum_norm):
     """Conditions the original problem's residual by Q = c.C and solves for a correction. Returns the same."""
-    r = matmul(_in_range(c.residual, c.E) if minimum_norm else c.residual, c.C.T)
+    r = matmul(in_range(c.residual, c.E) if minimum_norm else c.residual, c.C.T)
     krylov, i, slow = conjugate_residuals(by_energy(c.E), r, None, _ROBUST_ITERATIONS, _blind(c))
-    correction = matmul(_in_range(krylov.z, c.E), c.M if minimum_norm else c.C)
+    z = in_range(krylov.z, c.E)
+    # Q raises the noise that the first projection leaves; it commutes with E, so that the second drops it.
+    correction = matmul(z, c.M) if minimum_norm else in_range(matmul(z, c.C), c.E)
     return correction, slow, jnp.asarray(False), i
 
 
-def _in_range(x, E):
+def in_range(x, E):
     """x - x (I - E)^3: after whole cycles E is near a projector, and this drops what x has in its null space.
 
     Cycles raise the noise there far more than the data may have needed.
@@ -366,37 +394,24 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
     info = jnp.finfo(dtype)
     E = matmul(M, M.T)
     top = energy_bound(E)
-    in_range = (top > info.tiny**0.4) & (top < info.max**0.4)
-    top = jnp.where(in_range, top, 1)
+    scalable = (top > info.tiny**0.4) & (top < info.max**0.4)
+    top = jnp.where(scalable, top, 1)
     size = jnp.sqrt(top)
-    scales, etas = (jnp.asarray(v, dtype) for v in zip(*CYCLE, strict=True))
-
     # A cycle leaves the eigenvalues of E in [0.81, 1], most of them near 1.
     enough, iterations = 0.3, _ROBUST_ITERATIONS if s < _SMALL else _SMALL_ITERATIONS
-
-    def more(c):
-        E, _, growth, _ = c
-        return (_spread(E) > enough) & (growth < 0.1 / info.eps**0.5) & in_range
-
-    def step(i, c):
-        E, Q, growth, steps = c
-        E, Q = update_energy(E, Q, etas[i])
-        return scales[i] ** 2 * E, scales[i] * Q, growth * scales[i], steps + 1
-
-    start = vary((E / top, jnp.eye(s, dtype=dtype) / size, jnp.ones((), dtype), jnp.asarray(0, jnp.int32)), E)
-    E, Q, _, steps = lax.while_loop(more, lambda c: lax.fori_loop(0, len(CYCLE), step, c), start)
-    spread = _spread(E)
+    E, Q, _, steps = condition_energy(E / top, CYCLE, lambda E, _: (_spread(E) > enough) & scalable)
+    Q, spread = Q / size, _spread(E)
     condition = size * energy_bound(Q)
     # Beyond that, E has too few digits in its smallest eigenvalue to refine by.
-    certified = (spread <= enough) & in_range & (info.eps * condition**2 < 2e-3)
-    projected = None if minimum_norm else _projected(E, Q, spread)
+    certified = (spread <= enough) & scalable & (info.eps * condition**2 < 2e-3)
+    projected = None if minimum_norm else _isometric(E, Q, spread)
 
     def correct(c):
         X, r, best, _, passes = c
         krylov, _, _ = conjugate_residuals(by_energy(E), matmul(r, Q.T), None, iterations, 0)
         z = matmul(krylov.z, Q)
         new = X + (matmul(z, M) if minimum_norm else z)
-        errors, R, gradient = backward_error(M, rhs, new, size, minimum_norm, projected)
+        errors, R, gradient = backward_error(M, rhs, new, size, minimum_norm, projected=projected)
         X, kept = jax.tree.map(lambda n, o: jnp.where(errors.merit < best.merit, n, o), (new, errors), (X, best))
         return X, R if minimum_norm else gradient, kept, errors.merit < 0.1 * best.merit, passes + 1
 
@@ -409,11 +424,32 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
     return X, error, Stats(steps, passes, error, size, condition)
 
 
+def condition_energy(E, cycle, more):
+    """Updates of E (norm at most 1) by cycles while more(E, growth), and while E has digits left to condition.
+
+    Returns (Q E Q^T, Q, growth, steps).
+    """
+    dtype = E.dtype
+    scales, etas = (jnp.asarray(v, dtype) for v in zip(*cycle, strict=True))
+
+    def go_on(c):
+        E, _, growth, _ = c
+        return more(E, growth) & (growth < 0.1 / jnp.finfo(dtype).eps ** 0.5)
+
+    def step(i, c):
+        E, Q, growth, steps = c
+        E, Q = update_energy(E, Q, etas[i])
+        return scales[i] ** 2 * E, scales[i] * Q, growth * scales[i], steps + 1
+
+    start = vary((E, jnp.eye(E.shape[-1], dtype=dtype), jnp.ones((), dtype), jnp.asarray(0, jnp.int32)), E)
+    return lax.while_loop(go_on, lambda c: lax.fori_loop(0, len(cycle), step, c), start)
+
+
 def least_squares(A, rhs, rtol, rcond, max_steps):
     """Minimum-norm least-squares rows X of X A ~ rhs; A has any shape and scaling. Returns (X, status, Stats)."""
     minimum_norm = A.shape[0] >= A.shape[1]
     budget = step_budget(None, rcond)
-    budget += -budget % len(CYCLE)
+    budget += -budget % len(SETTLE)
     limit = budget if max_steps is None else min(max_steps, budget)
     rhs_scale = power_of_two(jnp.max(jnp.abs(rhs), axis=-1, keepdims=True))
     scaled_rhs = rhs * rhs_scale

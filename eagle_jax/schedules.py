@@ -86,6 +86,8 @@ def _cycle() -> tuple[tuple[float, float], ...]:
 # One lifting step; and a whole cycle that takes [FLOOR, 1] to [0.9, 1], to be repeated for what lies below FLOOR.
 LIFT = optimal_cubic(FLOOR)[:2]
 CYCLE = _cycle()
+# The same, and four of the paper's steps that bring what is above 0.9 to 1 within rounding.
+SETTLE = (*CYCLE, *((1.5, 1 / 3),) * 4)
 
 
 def growth_per_step(schedule) -> float:

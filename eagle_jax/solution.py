@@ -17,6 +17,7 @@ class Status(enum.IntEnum):
     STAGNATED = 3
     NONFINITE = 4
     BREAKDOWN = 5
+    INCONSISTENT = 6
 
     @property
     def message(self) -> str:
@@ -37,6 +38,10 @@ _MESSAGES = {
     Status.NONFINITE: "an input holds NaN or Inf; clean A, B, C before solving. The value is all NaN.",
     Status.BREAKDOWN: (
         "the iteration or the final rescaling overflowed; use a stable schedule (eta < 1, gamma < 2) or float64."
+    ),
+    Status.INCONSISTENT: (
+        "the machines' data is not B = W A for any W, and averaging over machines then ends at a mean of local "
+        'solutions, which is not B A^+ C; use acceleration="auto".'
     ),
 }
 

@@ -5,17 +5,14 @@ import pytest
 
 from experiments import numerics
 
-SHAPES = [(3, 2), (5, 10), (10, 5), (50, 50)]
+SHAPES = [(2, 3), (3, 2), (5, 10), (10, 5), (50, 50)]
 
 
-@pytest.mark.parametrize("shape", [*SHAPES[:3], pytest.param((50, 50), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES[:-1], pytest.param((50, 50), marks=pytest.mark.slow)], ids=str)
 def test_ratios_of_the_default_solver(dtype, shape):
     rows = list(numerics.lapack_rows(numerics.eagle_solver(), [shape], (2,), (np.dtype(dtype).name,), seeds=4))
-    failed = numerics.failures(rows)
+    failed = numerics.failures(rows, numerics.TESTS)
     assert not failed, "\n".join(map(numerics.describe, failed))
-    if shape != (3, 2):  # rank 1: null-space noise reaches 60, which none of LAPACK's tests looks at for m > n
-        noisy = numerics.failures(rows, numerics.TESTS)
-        assert not noisy, "\n".join(map(numerics.describe, noisy))
 
 
 @pytest.mark.slow
