@@ -8,8 +8,9 @@ import warnings as _warnings
 import jaxlib.version as _jaxlib_version
 
 from eagle_jax.blocks import Blocks
+from eagle_jax.distributed import estimate_sharded, estimate_workers, ledger, solve_sharded, solve_workers
 from eagle_jax.schedules import EMERGENT, PAPER, FixedSteps
-from eagle_jax.solution import Solution, SolveError, Stats, Status, raise_if_failed
+from eagle_jax.solution import DistributedStats, Method, Solution, SolveError, Stats, Status, raise_if_failed
 from eagle_jax.solve import Prepared, Trajectory, estimate, lstsq, prepare, solve, trajectory
 from eagle_jax.spectral import condition_number, diversity_index
 from eagle_jax.update import State, update, update_estimate
@@ -20,7 +21,9 @@ __all__ = [
     "EMERGENT",
     "PAPER",
     "Blocks",
+    "DistributedStats",
     "FixedSteps",
+    "Method",
     "Prepared",
     "Solution",
     "SolveError",
@@ -31,10 +34,15 @@ __all__ = [
     "condition_number",
     "diversity_index",
     "estimate",
+    "estimate_sharded",
+    "estimate_workers",
+    "ledger",
     "lstsq",
     "prepare",
     "raise_if_failed",
     "solve",
+    "solve_sharded",
+    "solve_workers",
     "trajectory",
     "update",
     "update_estimate",

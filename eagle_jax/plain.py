@@ -45,7 +45,7 @@ class _Loop(NamedTuple):
     best_step: jax.Array
 
 
-def _run(iterate, advance, measure, value, rtol, limit) -> _Loop:
+def run(iterate, advance, measure, value, rtol, limit) -> _Loop:
     """Steps until `measure` calls it done, keeping the best iterate: past convergence rounding grows again."""
     zero = jnp.asarray(0, jnp.int32)
     first, _ = measure(iterate, zero)
@@ -88,7 +88,7 @@ def solve(A, B, C, rtol, rcond, max_steps, fixed: FixedSteps) -> Solution:
         return Errors(error, error), jnp.asarray(False)
 
     limit, exhausted = _limit(rcond, max_steps, fixed)
-    c = _run(start, lambda z: step(z, fixed), measure, lambda z: z.D, rtol, limit)
+    c = run(start, lambda z: step(z, fixed), measure, lambda z: z.D, rtol, limit)
     D = c.best * A_scale / C_scale / B_scale
     scales = jnp.sum(A_scale) + jnp.sum(B_scale) + jnp.sum(C_scale)
     return _finish(c, D, scales, size / A_scale, exhausted, fixed)
@@ -114,7 +114,7 @@ def estimate(A, B, rtol, rcond, max_steps, fixed: FixedSteps) -> Solution:
 
     limit, exhausted = _limit(rcond, max_steps, fixed)
     start = (A, B, jnp.zeros((B.shape[0], A.shape[0]), A.dtype))
-    c = _run(start, advance, measure, lambda z: z[2], rtol, limit)
+    c = run(start, advance, measure, lambda z: z[2], rtol, limit)
     W = c.best * A_scale / B_scale
     return _finish(c, W, jnp.sum(A_scale) + jnp.sum(B_scale), size / A_scale, exhausted, fixed)
 

@@ -64,12 +64,47 @@ class Stats(NamedTuple):
     condition: jax.Array
 
 
+class Method(enum.IntEnum):
+    """What gave the answer of a distributed solve."""
+
+    AVERAGING = 0
+    PROJECTOR = 1
+    PRECONDITIONED = 2
+    GRAM = 3
+
+
+class DistributedStats(NamedTuple):
+    """Measured during a distributed solve; the same on every machine.
+
+    Attributes:
+      steps: Updates of A, on the machine that took most.
+      inner_steps: Krylov iterations.
+      backward_error: as in `Stats`.
+      norm: of the machine with the largest one; a lower bound of ||A||.
+      condition: of the machine with the largest one: an estimate of kappa_max.
+      method: a `Method`.
+      rounds: collective sums of a thin block, one after the other.
+      floats: sent by each machine in all of them, a Gram matrix included.
+      gram_cheaper: whether sending half of the d x d Gram matrix would have taken fewer floats.
+    """
+
+    steps: jax.Array
+    inner_steps: jax.Array
+    backward_error: jax.Array
+    norm: jax.Array
+    condition: jax.Array
+    method: jax.Array
+    rounds: jax.Array
+    floats: jax.Array
+    gram_cheaper: jax.Array
+
+
 class Solution(NamedTuple):
     """`value` is the answer, `status` says whether to trust it (see `Status`)."""
 
     value: jax.Array
     status: jax.Array
-    stats: Stats
+    stats: Stats | DistributedStats
 
 
 class SolveError(RuntimeError):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from eagle_jax import engine, plain
+from eagle_jax import engine, machines, plain
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, resolve
 from eagle_jax.solution import Solution, Stats, Status
@@ -24,7 +24,9 @@ class Settings(NamedTuple):
     schedule: FixedSteps | None  # None: optimal
 
 
-def solve(A, B, C, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Solution:
+def solve(
+    A, B, C, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, axis_name=None, acceleration="auto"
+) -> Solution:
     """Fills in the hidden block of [[A, C], [B, D]]: `value` = D = B A^+ C (d' x n').
 
     Works under jit, vmap and in float32 or float64; A may have any shape and rank. Subnormal entries are zeros, as they
@@ -40,15 +42,26 @@ def solve(A, B, C, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -
       max_steps: stop after that many Updates of A.
       schedule: "optimal" (default), "paper" (eta=1/3, gamma=1), "emergent", or a pair (eta, gamma). Anything but
         "optimal" runs the paper's plain iteration and stops on the residual of C.
+      axis_name: inside `shard_map` or `vmap` over an axis of that name, A and B are this machine's columns of the whole
+        A and B, C is replicated, and so are the results. Only blocks of the size of C and D cross machines, or half
+        a d x d matrix where that takes fewer floats. `stats` is a `DistributedStats`; max_steps counts rounds.
+      acceleration: with axis_name only. "none" and "freeze" are the paper's averaging, for B = W A (else the status is
+        INCONSISTENT); "krylov" reaches its limit in fewer rounds; "auto" is right for all data.
     """
     A, B, C = as_blocks(A, B, C)
+    if axis_name is not None:
+        return _among_machines(A, B, C, axis_name, _settings(A, rtol, rcond, max_steps, schedule), acceleration)
     return _solve(A, B, C, _settings(A, rtol, rcond, max_steps, schedule))
 
 
-def estimate(A, B, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Solution:
+def estimate(
+    A, B, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, axis_name=None, acceleration="auto"
+) -> Solution:
     """The parameter W* = B A^+ (d' x d) in `value`; the minimum-norm minimiser of ||W A - B||. See `solve`."""
     A, B = as_matrices(A=A, B=B)
     check_equal("columns", "B", B.shape[1], "A", A.shape[1])
+    if axis_name is not None:
+        return _among_machines(A, B, None, axis_name, _settings(A, rtol, rcond, max_steps, schedule), acceleration)
     return _estimate(A, B, _settings(A, rtol, rcond, max_steps, schedule))
 
 
@@ -139,6 +152,30 @@ def _estimate(A, B, settings: Settings) -> Solution:
     if settings.schedule is not None:
         return plain.estimate(A, B, *settings[:3], settings.schedule)
     return _optimal(A, B, settings)
+
+
+# What distributed solves may take when max_steps is not given.
+_MOST_ROUNDS = 10_000
+
+
+def _among_machines(A, B, C, axis_name, settings: Settings, acceleration) -> Solution:
+    if acceleration not in machines.ACCELERATIONS:
+        raise ValueError(f"acceleration={acceleration!r}; expected one of {machines.ACCELERATIONS}")
+    rtol, rcond, limit, fixed = settings
+    limit = _MOST_ROUNDS if limit is None else limit
+    if fixed is not None and acceleration in ("krylov", "auto"):
+        raise ValueError(
+            f'schedule={fixed} is for the plain iteration; with axis_name, use acceleration="none" or "freeze"'
+        )
+    if A.shape[1] == 0:  # this machine has nothing to say, but takes part
+        A, B = (jnp.zeros((x.shape[0], 1), x.dtype) for x in (A, B))
+    if acceleration in ("none", "freeze"):
+        return machines.average(A, B, C, axis_name, rtol, rcond, limit, fixed or PAPER, acceleration == "freeze")
+    if C is None:
+        return machines.estimate(A, B, axis_name, rtol, rcond, limit, acceleration)
+    if B.shape[0] <= C.shape[1]:
+        return Prepared(machines.estimate(A, B, axis_name, rtol, rcond, limit, acceleration))(C)
+    return machines.solve(A, B, C, axis_name, rtol, rcond, limit, acceleration)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))

@@ -29,7 +29,9 @@ def _identity(delta):
     return delta
 
 
-def update(state: State, rho, eta, gamma, *, S=None, energy=None, reduce: Callable = _identity) -> State:
+def update(
+    state: State, rho, eta, gamma, *, S=None, energy=None, reduce: Callable = _identity, frozen: bool = False
+) -> State:
     """One EAGLE step.
 
         As = A S,  Bs = B S
@@ -41,9 +43,10 @@ def update(state: State, rho, eta, gamma, *, S=None, energy=None, reduce: Callab
       energy: As As^T if the caller has it already.
       reduce: how the C and D deltas of several machines are combined: identity on one machine,
         `lambda x: lax.pmean(x, axis)` inside shard_map or vmap. A and B never leave their machine.
+      frozen: leave A and B as they are, once they are conditioned.
     """
     A, B, C, D = state
-    As, Bs, dA, dB = _conditioning(A, B, S, energy)
+    As, Bs, dA, dB = _frozen(A, B, S) if frozen else _conditioning(A, B, S, energy)
     if energy is None:
         AtC = matmul(As.T, C)
         dC, dD = matmul(As, AtC), matmul(Bs, AtC)
@@ -57,20 +60,28 @@ def update(state: State, rho, eta, gamma, *, S=None, energy=None, reduce: Callab
     )
 
 
-def update_estimate(A, B, W, rho, eta, gamma, *, S=None, reduce: Callable = _identity):
+def update_estimate(A, B, W, rho, eta, gamma, *, S=None, reduce: Callable = _identity, frozen: bool = False):
     """The estimation form: same A' and B', and W' = W - gamma rho (W As - Bs) As^T.
 
     On one machine without a sketch W_l C = D_l for every l. With S or reduce the energies of different steps do not
     commute, and W_l and D_l only share their limit.
     """
-    As, Bs, dA, dB = _conditioning(A, B, S, None)
+    As, Bs, dA, dB = _frozen(A, B, S) if frozen else _conditioning(A, B, S, None)
     dW = matmul(matmul(W, As) - Bs, As.T)
     return A - eta * rho * dA, B - eta * rho * dB, W - reduce(gamma * rho * dW)
 
 
+def _sketched(A, B, S):
+    return (A, B) if S is None else (matmul(A, S), matmul(B, S))
+
+
+def _frozen(A, B, S):
+    return *_sketched(A, B, S), jnp.zeros_like(A), jnp.zeros_like(B)
+
+
 def _conditioning(A, B, S, energy):
     """(As, Bs, As As^T As S^T, Bs As^T As S^T), through the smaller of the two Gram matrices."""
-    As, Bs = (A, B) if S is None else (matmul(A, S), matmul(B, S))
+    As, Bs = _sketched(A, B, S)
     if energy is not None or As.shape[0] <= As.shape[1]:
         energy = matmul(As, As.T) if energy is None else energy
         dA, dB = matmul(energy, As), matmul(matmul(Bs, As.T), As)

@@ -1,0 +1,130 @@
+"""Distributed EAGLE on global arrays: over a mesh axis, or over machines simulated on one device.
+
+Both are thin: they cut A and B into column blocks and call `solve` or `estimate` with an axis name.
+"""
+
+import re
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from eagle_jax.blocks import as_blocks, as_matrices, check_equal
+from eagle_jax.solution import Solution
+from eagle_jax.solve import estimate, solve
+
+_AXIS = "machines"
+
+
+def solve_sharded(A, B, C, *, mesh: Mesh, axis: str, **options) -> Solution:
+    """`solve` of global A and B whose columns are sharded over `axis` of `mesh`; the Solution is replicated.
+
+    Any number of columns: zero columns fill up the last shards. C is replicated. `options` are those of `solve`.
+    """
+    A, B, C = as_blocks(A, B, C)
+    return _sharded(solve, (A, B), (C,), mesh, axis, options)
+
+
+def estimate_sharded(A, B, *, mesh: Mesh, axis: str, **options) -> Solution:
+    """`estimate` of global A and B, as `solve_sharded`."""
+    A, B = as_matrices(A=A, B=B)
+    check_equal("columns", "B", B.shape[1], "A", A.shape[1])
+    return _sharded(estimate, (A, B), (), mesh, axis, options)
+
+
+def solve_workers(A_blocks, B_blocks, C, **options) -> Solution:
+    """`solve` by M machines that are simulated on one device.
+
+    A_blocks, B_blocks: M x d x n and M x d' x n, or two sequences of M matrices with any numbers of columns.
+    """
+    A, B = _stacked(A_blocks, B_blocks)
+    (C,) = as_matrices(C=C)
+    return _worked(solve, A, B, (C,), options)
+
+
+def estimate_workers(A_blocks, B_blocks, **options) -> Solution:
+    """`estimate` by simulated machines, as `solve_workers`."""
+    A, B = _stacked(A_blocks, B_blocks)
+    return _worked(estimate, A, B, (), options)
+
+
+def _sharded(function, sharded, replicated, mesh: Mesh, axis: str, options):
+    if axis not in mesh.axis_names:
+        raise ValueError(f"axis={axis!r} is not an axis of the mesh; expected one of {mesh.axis_names}")
+    padding = -sharded[0].shape[1] % mesh.shape[axis]
+    sharded = [jnp.pad(x, ((0, 0), (0, padding))) if padding else x for x in sharded]
+    columns, everywhere = PartitionSpec(None, axis), PartitionSpec()
+    specs = (columns,) * len(sharded) + (everywhere,) * len(replicated)
+    run = partial(function, axis_name=axis, **options)
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=everywhere))(*sharded, *replicated)
+
+
+def _worked(function, A, B, replicated, options):
+    run = partial(function, axis_name=_AXIS, **options)
+    in_axes = (0, 0) + (None,) * len(replicated)
+    solution = jax.jit(jax.vmap(run, in_axes=in_axes, axis_name=_AXIS))(A, B, *replicated)
+    return jax.tree.map(lambda x: x[0], solution)
+
+
+def _stacked(A_blocks, B_blocks):
+    if len(A_blocks) != len(B_blocks) or len(A_blocks) == 0:
+        raise ValueError(
+            f"A_blocks has {len(A_blocks)} machines and B_blocks {len(B_blocks)}; they must agree and be at least 1"
+        )
+    pairs = [as_matrices(A=A, B=B) for A, B in zip(A_blocks, B_blocks, strict=True)]
+    for u, (A, B) in enumerate(pairs):
+        check_equal("columns", f"B_blocks[{u}]", B.shape[1], f"A_blocks[{u}]", A.shape[1])
+        check_equal("rows", f"A_blocks[{u}]", A.shape[0], "A_blocks[0]", pairs[0][0].shape[0])
+        check_equal("rows", f"B_blocks[{u}]", B.shape[0], "B_blocks[0]", pairs[0][1].shape[0])
+    most = max(A.shape[1] for A, _ in pairs)
+    A, B = ([jnp.pad(p[i], ((0, 0), (0, most - p[i].shape[1]))) for p in pairs] for i in (0, 1))
+    return jnp.stack(A), jnp.stack(B)
+
+
+class Collective(NamedTuple):
+    """One collective of a compiled program; floats are what each machine contributes."""
+
+    kind: str
+    floats: int
+    bytes: int
+
+
+class Ledger(NamedTuple):
+    """Collectives outside of loops, and those of one trip of each loop that has any, in the program's order."""
+
+    once: list[Collective]
+    loops: list[list[Collective]]
+
+
+_COLLECTIVE = re.compile(r"= (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+_SHAPE = re.compile(r"\b(f16|bf16|f32|f64|s32|s64|u32|u64|pred)\[([\d,]*)\]")
+_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "s32": 4, "s64": 8, "u32": 4, "u64": 8, "pred": 1}
+
+
+def ledger(compiled) -> Ledger:
+    """Reads what crosses machines out of a compiled program: `ledger(jax.jit(f).lower(...).compile())`."""
+    text = compiled.as_text()
+    bodies = set(re.findall(r"\bbody=%?([\w.\-]+)", text))
+    once, loops = [], []
+    for block in re.split(r"\n(?=(?:ENTRY )?%?[\w.\-]+ [^\n]*\{\n)", text):
+        name = re.match(r"(?:ENTRY )?%?([\w.\-]+)", block.strip())
+        found = [_collective(m) for m in _COLLECTIVE.finditer(block)]
+        if name and name.group(1) in bodies and found:
+            loops.append(found)
+        else:
+            once.extend(found)
+    return Ledger(once, loops)
+
+
+def _collective(match) -> Collective:
+    shapes = [(kind, _product(sizes)) for kind, sizes in _SHAPE.findall(match.group(1))]
+    return Collective(match.group(2), sum(n for _, n in shapes), sum(_BYTES[kind] * n for kind, n in shapes))
+
+
+def _product(sizes: str) -> int:
+    result = 1
+    for size in filter(None, sizes.split(",")):
+        result *= int(size)
+    return result

@@ -1,0 +1,669 @@
+"""EAGLE among machines that each hold some columns (A^u, B^u) of A and B: what runs inside shard_map or vmap.
+
+Conditioning is local: Updates turn A^u into U^u with orthonormal columns or rows, and give an approximate inverse
+J^u = (A^u)^+ as a product of two matrices. What crosses machines are blocks of d x n' or d' x d floats, summed over
+the axis, in one of these ways:
+
+    averaging        the paper's: C and D are replaced by the mean of every machine's Update.
+    mean projector   conjugate residuals on P = mean A^u J^u, of which averaging is the Richardson iteration.
+    preconditioned   conjugate gradients on G = sum A^u A^u^T with mean J^u^T J^u, for data with B != W A.
+    gram             one sum of G itself, conditioned on every machine; then refinement as above.
+
+All but averaging work in the forms of `engine`, with the columns of M = A spread over machines: least squares
+X A ~ B for a replicated X, or minimum norm X A^T = C^T for an X spread like the columns. Each pass starts from the
+residual in the original data, and that residual decides when to stop. It is the same number on every machine.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from eagle_jax import plain
+from eagle_jax.certificate import Errors, judge, worst
+from eagle_jax.engine import DEEPEST, condition_energy, in_range, krylov_start, krylov_step
+from eagle_jax.scaling import power_of_two, step_budget
+from eagle_jax.schedules import SETTLE, FixedSteps
+from eagle_jax.solution import DistributedStats, Method, Solution, Status
+from eagle_jax.spectral import energy_bound, norm, safe_divide, vary
+from eagle_jax.update import State, matmul, update, update_estimate
+
+ACCELERATIONS = ("none", "freeze", "krylov", "auto")
+
+
+class Machine(NamedTuple):
+    """One machine's A (d x n), conditioned.
+
+    U = A R or Q A has singular values 1 or (rounding noise of) 0, and J = R U^T or U^T Q is A's pseudo-inverse, up to
+    what conditioning leaves. `half` is Q (d x d) if d <= n, else R (n x n).
+    """
+
+    A: jax.Array
+    U: jax.Array
+    half: jax.Array
+    size: jax.Array
+    growth: jax.Array
+    steps: jax.Array
+
+    @property
+    def wide(self) -> bool:
+        return self.A.shape[0] <= self.A.shape[1]
+
+    def spread(self, v):
+        """v J^T: rows over d -> rows over the columns of A."""
+        return matmul(matmul(v, self.half.T), self.U) if self.wide else matmul(matmul(v, self.U), self.half.T)
+
+    def collect(self, w):
+        """w J: rows over the columns of A -> rows over d."""
+        return matmul(matmul(w, self.U.T), self.half) if self.wide else matmul(matmul(w, self.half), self.U.T)
+
+    def project(self, v):
+        """v U U^T."""
+        return matmul(matmul(v, self.U), self.U.T)
+
+
+def condition(A, limit: int) -> Machine:
+    """Optimal Updates of A until each singular value is 1 or rounding noise. No communication."""
+    d, n = A.shape
+    wide, eps, dtype = d <= n, jnp.finfo(A.dtype).eps, A.dtype
+    size = jnp.sqrt(energy_bound(matmul(A, A.T) if wide else matmul(A.T, A)))
+    size = jnp.where(size > 0, size, 1)
+    scales, etas = (jnp.asarray(v, dtype) for v in zip(*SETTLE, strict=True))
+    empty = jnp.zeros((0, n), dtype), jnp.zeros((d, 0), dtype)
+
+    def step(i, c):
+        U, half, growth = c
+        if wide:
+            new = update(State(U, empty[0], half, jnp.zeros((0, d), dtype)), 1.0, etas[i], etas[i])
+            return scales[i] * new.A, scales[i] * new.C, scales[i] * growth
+        new = update(State(U, half, empty[1], jnp.zeros((n, 0), dtype)), 1.0, etas[i], etas[i])
+        return scales[i] * new.A, scales[i] * new.B, scales[i] * growth
+
+    def unsettled(c):
+        U, _, growth, steps = c
+        left = U - (matmul(matmul(U, U.T), U) if wide else matmul(U, matmul(U.T, U)))
+        return (norm(left) > 10 * eps * growth * min(d, n) ** 0.5) & (steps < limit)
+
+    def cycle(c):
+        *c, steps = c
+        return (*lax.fori_loop(0, len(SETTLE), step, tuple(c)), steps + len(SETTLE))
+
+    start = (A / size, jnp.eye(min(d, n), dtype=dtype) / size, jnp.ones((), dtype), jnp.asarray(0, jnp.int32))
+    U, half, growth, steps = lax.while_loop(unsettled, cycle, vary(start, size))
+    return Machine(A, U, half, size, growth, steps)
+
+
+class Peers(NamedTuple):
+    """The machines on a named axis of shard_map or vmap."""
+
+    axis: str
+
+    @property
+    def count(self) -> int:
+        return lax.axis_size(self.axis)
+
+    def sum(self, x) -> jax.Array:
+        return lax.psum(x, self.axis)
+
+    def sums(self, *parts) -> list[jax.Array]:
+        """Sums of matrices with equally many rows, in one collective."""
+        ends = np.cumsum([x.shape[-1] for x in parts])[:-1]
+        return jnp.split(self.sum(jnp.concatenate(parts, axis=-1)), ends, axis=-1)
+
+    def mean(self, x):
+        return self.sum(x) / self.count
+
+    def largest(self, *scalars):
+        return lax.pmax(jnp.stack(scalars), self.axis)
+
+    def all(self, flag):
+        return lax.pmin(flag.astype(jnp.int32), self.axis) > 0
+
+
+class Way(NamedTuple):
+    """One way to correct X by what is left of the right-hand side.
+
+    Attributes:
+      residual: X -> (what `solve` starts from, Errors).
+      solve: (residual, wanted reduction) -> (z, iterations, whether it is too slow to go on).
+      lift: z -> correction of X.
+      rounds: of a residual, of an iteration, and of the first iteration beyond that.
+    """
+
+    residual: Callable
+    solve: Callable
+    lift: Callable
+    rounds: tuple[int, int, int]
+
+
+class Progress(NamedTuple):
+    X: jax.Array
+    errors: Errors
+    rounds: jax.Array
+    inner: jax.Array
+
+
+class LeastSquares(NamedTuple):
+    """X A ~ B; X (d' x d) is replicated."""
+
+    machine: Machine
+    B: jax.Array
+    peers: Peers
+    size: jax.Array  # ||A||, from below
+    size_rhs: jax.Array
+
+    def zero(self):
+        return jnp.zeros((self.B.shape[0], self.machine.A.shape[0]), self.B.dtype)
+
+    def averaged(self, X):
+        """mean (B - X A) J."""
+        rest = self.B - matmul(X, self.machine.A)
+        r, squares = self.peers.sums(self.machine.collect(rest) / self.peers.count, _rows(rest, rest))
+        errors = self._errors(X, jnp.sqrt(squares[:, 0]), jnp.inf, jnp.inf)
+        return r, errors._replace(merit=worst(norm(r, -1)))  # on noisy data, B - X A does not fall
+
+    def normal(self, X, projected):
+        """(B - X A) A^T; projected(that) bounds the norm of the residual's part in A's row space."""
+        rest = self.B - matmul(X, self.machine.A)
+        r, squares = self.peers.sums(matmul(rest, self.machine.A.T), _rows(rest, rest))
+        return r, self._errors(X, jnp.sqrt(squares[:, 0]), norm(r, -1), projected(r))
+
+    def _errors(self, X, size_R, size_gradient, size_PR):
+        return judge(self.size, norm(X, -1), self.size_rhs, size_R, size_gradient, size_PR)
+
+    def spread_average(self, z):
+        return z
+
+    def spread_normal(self, z):
+        return z
+
+
+class MinimumNorm(NamedTuple):
+    """X A^T = rhs; X (n' x columns) is spread over machines like the columns of A, rhs is C^T."""
+
+    machine: Machine
+    rhs: jax.Array
+    peers: Peers
+    size: jax.Array
+    size_rhs: jax.Array
+
+    def zero(self):
+        return vary(jnp.zeros((self.rhs.shape[0], self.machine.A.shape[1]), self.rhs.dtype), self.machine.size)
+
+    def averaged(self, X):
+        AX, squares = self.peers.sums(matmul(X, self.machine.A.T), _rows(X, X))
+        R = self.rhs - AX
+        RA = matmul(R, self.machine.A)
+        gradient = jnp.sqrt(self.peers.sum(_rows(RA, RA)))
+        return R, judge(self.size, jnp.sqrt(squares[:, 0]), self.size_rhs, norm(R, -1), gradient[:, 0], jnp.inf)
+
+    def normal(self, X, _):
+        return self.averaged(X)
+
+    def spread_average(self, z):
+        return self.machine.spread(z) / self.peers.count
+
+    def spread_normal(self, z):
+        return matmul(z, self.machine.A)
+
+
+def _rows(x, y):
+    return jnp.sum(x * y, axis=-1, keepdims=True)
+
+
+def mean_projector(form, blind, budget) -> Way:
+    machine, peers = form.machine, form.peers
+
+    def multiply(r):
+        rP = peers.mean(machine.project(r))
+        return rP, jnp.maximum(_rows(r, rP), 0)
+
+    def solve(r, needed):
+        return conjugate_residuals(multiply, r, needed, budget, blind)
+
+    return Way(form.averaged, solve, form.spread_average, (1, 1, 1))
+
+
+def conjugate_residuals(multiply, r, needed, budget, blind):
+    """Rows z with z E ~ r as by `engine.conjugate_residuals`, but where an iteration is a round: none is wasted.
+
+    Returns (z, iterations, slow); slow if the pace so far predicts more than `budget` iterations.
+    """
+    start = krylov_start(multiply, r)
+    drop = jnp.maximum(needed, DEEPEST).astype(r.dtype)
+
+    def reduction(state):
+        return jnp.sqrt(jnp.max(safe_divide(state.energy, start.energy)))
+
+    def more(c):
+        state, i = c
+        return _worthwhile(reduction(state), drop, i, budget, grace=16)
+
+    def step(c):
+        state, i = c
+        return krylov_step(multiply, state, blind), i + 1
+
+    state, i = lax.while_loop(more, step, vary((start, jnp.asarray(0, jnp.int32)), start.rE))
+    return state.z, i, reduction(state) > drop
+
+
+def _worthwhile(reduction, wanted, i, budget, grace):
+    """Whether to iterate further: not yet there, and the pace so far, after `grace` iterations, promises to be."""
+    predicted = i.astype(reduction.dtype) * jnp.log(wanted) / jnp.minimum(jnp.log(reduction), -1e-6)
+    return (reduction > wanted) & (i < budget) & ((i < grace) | (predicted < budget))
+
+
+def preconditioned(form, budget) -> Way:
+    """For machines that all have rank d.
+
+    H = mean (A^u A^u^T)^-1 is at least M (sum A^u A^u^T)^-1, by convexity of the inverse, which bounds ||P R||.
+    """
+    machine, peers = form.machine, form.peers
+
+    def precondition(r):
+        return peers.mean(matmul(matmul(r, machine.half.T), machine.half))
+
+    def multiply(p):
+        return peers.sum(matmul(matmul(p, machine.A), machine.A.T))
+
+    def residual(X):
+        z = []
+
+        def projected(r):
+            z.append(precondition(r))
+            return jnp.sqrt(jnp.maximum(_rows(r, z[0])[:, 0], 0) / peers.count)
+
+        r, errors = form.normal(X, projected)
+        return (r, z[0] if z else precondition(r)), errors
+
+    def solve(start, needed):
+        r, z = start
+        return conjugate_gradients(multiply, precondition, r, z, needed, budget)
+
+    return Way(residual, solve, form.spread_normal, (2, 2, 0))
+
+
+def conjugate_gradients(multiply, precondition, r, z, needed, budget):
+    """Rows y with y G ~ r, z = r H; needed is the reduction of <r H, r>^(1/2). Returns (y, iterations, slow)."""
+    rz0 = _rows(r, z)
+    drop = jnp.maximum(needed, DEEPEST).astype(r.dtype)
+
+    def reduction(rz):
+        return jnp.sqrt(jnp.max(safe_divide(rz, rz0)))
+
+    def more(c):
+        *_, rz, i = c
+        return _worthwhile(reduction(rz), drop, i, budget, grace=4)
+
+    def iterate(c):
+        y, r, z, p, rz, i = c
+        pG = multiply(p)
+        alpha = safe_divide(rz, _rows(p, pG))
+        y, r = y + alpha * p, r - alpha * pG
+        z = precondition(r)
+        fresh = jnp.maximum(_rows(r, z), 0)
+        return y, r, z, z + safe_divide(fresh, rz) * p, fresh, i + 1
+
+    start = vary((jnp.zeros_like(r), r, z, z, rz0, jnp.asarray(0, jnp.int32)), r + z)
+    y, *_, rz, i = lax.while_loop(more, iterate, start)
+    return y, i, reduction(rz) > drop
+
+
+def gram(form, budget) -> Way:
+    """Conditions the sum of all A^u A^u^T, of which one triangle is sent, and uses it on residuals of the data."""
+    machine, peers = form.machine, form.peers
+    E = matmul(machine.A, machine.A.T)
+    d = E.shape[0]
+    upper = jnp.triu_indices(d)
+    packed = lax.psum(E[upper], peers.axis)
+    G = jnp.zeros((d, d), E.dtype).at[upper].set(packed)  # not zeros_like: E varies over machines
+    G = G + jnp.triu(G, 1).T
+    top = energy_bound(G)
+    top = jnp.where(top > 0, top, 1)
+    eps = jnp.finfo(E.dtype).eps
+
+    def unsettled(E, growth):
+        return norm(E - matmul(E, E)) > 10 * eps * growth**2 * d**0.5
+
+    P, Q, growth, _ = condition_energy(G / top, SETTLE, unsettled)
+    Q = Q / jnp.sqrt(top)
+    blind = jnp.minimum(4 * eps * d**0.5 * growth, 1e-3)
+    isometric = ~unsettled(P, growth) & (jnp.trace(P) > d - 0.5)  # then ||P R|| is the norm of R (Q A)^T
+
+    def multiply(r):
+        rQA = matmul(matmul(r, Q), machine.A)
+        rE = matmul(peers.sum(matmul(rQA, machine.A.T)), Q.T)
+        return rE, jnp.maximum(_rows(r, rE), 0)
+
+    def residual(X):
+        r, errors = form.normal(X, lambda r: jnp.where(isometric, 1.1 * norm(matmul(r, Q.T), -1), jnp.inf))
+        return matmul(r, Q.T), errors
+
+    def solve(r, needed):
+        z, i, slow = conjugate_residuals(multiply, in_range(r, P), needed, budget, blind)
+        return in_range(matmul(in_range(z, P), Q), P), i, slow
+
+    return Way(residual, solve, form.spread_normal, (1, 1, 1))
+
+
+def improve(make_way: Callable[[], Way], X, errors: Errors, on, rtol, limit) -> Progress:
+    """Corrects X until its backward error is at most rtol or stops falling; nothing if not `on`."""
+    none = jnp.asarray(0, jnp.int32)
+
+    def body(c, way: Way):
+        p, r, _ = c
+        per_residual, per_iteration, first = way.rounds
+        z, i, slow = way.solve(r, 0.25 * rtol / p.errors.backward)
+        X = p.X + way.lift(z)
+        fresh, errors = way.residual(X)
+        better = errors.merit < 0.7 * p.errors.merit
+        rounds = p.rounds + per_iteration * i + first + per_residual
+        going = ~slow & (errors.backward < 0.3 * p.errors.backward) & (errors.backward > rtol) & (rounds < limit)
+        X, errors, r = jax.tree.map(lambda n, o: jnp.where(better, n, o), (X, errors, fresh), (p.X, p.errors, r))
+        return Progress(X, errors, rounds, p.inner + i), r, going
+
+    def run():
+        way = make_way()
+        r, errors = way.residual(X)
+        start = Progress(X, errors, none + way.rounds[0], none), r, errors.backward > rtol
+        return lax.while_loop(lambda c: c[2], partial(body, way=way), start)[0]
+
+    return lax.cond(on, run, lambda: Progress(X, errors, none, none))
+
+
+class Answer(NamedTuple):
+    """Of one of the accelerated forms. X is as the form has it."""
+
+    X: jax.Array
+    errors: Errors
+    method: jax.Array
+    rounds: jax.Array
+    inner: jax.Array
+    floats: jax.Array
+
+
+def accelerate(form, *, consistent, capable, rtol, limit, auto: bool, certify=lambda X: 0.0) -> Answer:
+    """The mean projector if the data may be consistent, then what is right for any data, cheapest first.
+
+    Args:
+      consistent: whether B = W A on each machine, as far as it can see.
+      capable: whether every machine has rank d, so that `preconditioned` is.
+      certify: X -> error that the mean projector's X has beyond its residual.
+      auto: whether other ways than the mean projector may be taken.
+    """
+    rows, d = form.size_rhs.shape[0], form.machine.A.shape[0]
+    blind = _blind(form.peers.largest(form.machine.growth)[0], form)
+    gram_rounds = -(-(d + 1) // (2 * rows))  # as many floats as half of a d x d matrix
+    # What the Gram matrix would cost, and the rounds that come after it.
+    patience = min(limit, gram_rounds + 6) if auto else limit
+    unknown = _unknown(form)
+    zero = form.zero()
+
+    first = improve(lambda: mean_projector(form, blind, patience), zero, unknown, consistent | (not auto), rtol, limit)
+    extra = certify(first.X)
+    errors = Errors(*(jnp.maximum(e, extra) for e in first.errors))
+    rounds, inner, method = first.rounds, first.inner, jnp.asarray(Method.PROJECTOR, jnp.int32)
+    if not auto:
+        return Answer(first.X, errors, method, rounds, inner, _floats(rounds, rows * d))
+
+    best = first.X, errors, method
+    ways = [(lambda: gram(form, patience), True, Method.GRAM)]
+    if form.machine.wide:
+        ways.insert(0, (lambda: preconditioned(form, patience // 2), capable, Method.PRECONDITIONED))
+    for make_way, able, name in ways:
+        start = zero if isinstance(form, MinimumNorm) else best[0]
+        next_ = improve(make_way, start, unknown, able & (best[1].backward > rtol), rtol, limit)
+        better = next_.errors.backward < best[1].backward
+        new = next_.X, next_.errors, jnp.asarray(name, jnp.int32)
+        best = jax.tree.map(lambda n, o, better=better: jnp.where(better, n, o), new, best)
+        rounds, inner = rounds + next_.rounds, inner + next_.inner
+    X, errors, method = best
+    gram_floats = jnp.where(next_.rounds > 0, d * (d + 1) / 2, 0.0)
+    floats = _floats(rounds, rows * d) + gram_floats.astype(jnp.float32)
+    return Answer(X, errors, method, rounds, inner, floats)
+
+
+def _blind(growth, form):
+    d, dtype = form.machine.A.shape[0], form.machine.A.dtype
+    return jnp.minimum(4 * jnp.finfo(dtype).eps * d**0.5 * growth, 1e-3).astype(dtype)
+
+
+def _unknown(form) -> Errors:
+    inf = jnp.asarray(jnp.inf, form.machine.A.dtype)
+    return Errors(inf, inf)
+
+
+def _floats(rounds, block):
+    return rounds.astype(jnp.float32) * block
+
+
+class Local(NamedTuple):
+    """A machine's data after scaling by powers of two that all machines share."""
+
+    machine: Machine
+    B: jax.Array
+    A_scale: jax.Array
+    B_scale: jax.Array
+    size: jax.Array  # ||A||, from below
+    size_B: jax.Array  # of the rows, over all machines
+    growth: jax.Array
+    consistent: jax.Array  # B = W^u A^u on every machine
+    capable: jax.Array  # every machine has rank d
+    finite: jax.Array
+
+
+def local_data(A, B, peers: Peers, rcond) -> Local:
+    eps, d = jnp.finfo(A.dtype).eps, A.shape[0]
+    finite = peers.all(jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(B)))
+    top = peers.largest(jnp.max(jnp.abs(A), initial=0), *jnp.max(jnp.abs(B), axis=1, initial=0))
+    scale = power_of_two(jnp.where(finite, top, 1))
+    A_scale, B_scale = scale[0], scale[1:, None]
+    machine, B = condition(A * A_scale, step_budget(None, rcond)), B * B_scale
+    rest = B - matmul(machine.collect(B), machine.A)
+    consistent = norm(rest) <= 100 * eps * machine.growth * norm(B)
+    capable = machine.wide & (norm(machine.U) ** 2 > d - 0.5)
+    size, growth = peers.largest(machine.size, machine.growth)
+    size_B = jnp.sqrt(peers.sum(_rows(B, B))[:, 0])
+    return Local(machine, B, A_scale, B_scale, size, size_B, growth, peers.all(consistent), peers.all(capable), finite)
+
+
+def probed(local: Local, peers: Peers, rhs):
+    """The minimum-norm form of X A^T = rhs with one row more, and the error of that row's B X^T.
+
+    B x depends on which solution x of A x = c one takes, unless B = W A. The row is c = A x0 for a random x0, and the
+    error is how far B x is from B x0, relative to the size of the terms and to growth, by which rounding may raise it.
+    """
+    machine, B = local.machine, local.B
+    key = jax.random.fold_in(jax.random.key(0), lax.axis_index(peers.axis))
+    x0 = jax.random.normal(key, (1, B.shape[1]), B.dtype)
+    probe, wanted, square = peers.sums(matmul(x0, machine.A.T), matmul(x0, B.T), _rows(x0, x0))
+    rhs = jnp.concatenate([rhs, probe])
+
+    def certify(X):
+        got, square_x = peers.sums(matmul(X[-1:], B.T), _rows(X[-1:], X[-1:]))
+        size = norm(local.size_B) * (jnp.sqrt(square) + jnp.sqrt(square_x)) * local.growth
+        return safe_divide(norm(got - wanted), size[0, 0])
+
+    return MinimumNorm(machine, rhs, peers, local.size, norm(rhs, -1)), certify
+
+
+def estimate(A, B, axis, rtol, rcond, limit, acceleration) -> Solution:
+    """W = B A^+ of all columns, replicated; A and B are this machine's."""
+    peers = Peers(axis)
+    local = local_data(A, B, peers, rcond)
+    form = LeastSquares(local.machine, local.B, peers, local.size, local.size_B)
+    answer = accelerate(
+        form,
+        consistent=local.consistent,
+        capable=local.capable,
+        rtol=rtol,
+        limit=limit,
+        auto=acceleration == "auto",
+    )
+    return _solution(answer.X * local.A_scale / local.B_scale, answer, local, peers, rtol, limit)
+
+
+def solve(A, B, C, axis, rtol, rcond, limit, acceleration) -> Solution:
+    """D = B A^+ C, replicated, by A's minimum-norm solutions for the columns of C."""
+    peers = Peers(axis)
+    local = local_data(A, B, peers, rcond)
+    C_scale = power_of_two(jnp.max(jnp.abs(C), axis=0, initial=0))[:, None]
+    form, certify = probed(local, peers, C.T * C_scale)
+    answer = accelerate(
+        form,
+        consistent=local.consistent,
+        capable=local.capable,
+        rtol=rtol,
+        limit=limit,
+        auto=acceleration == "auto",
+        certify=certify,
+    )
+    D = peers.sum(matmul(local.B, answer.X[:-1].T))
+    answer = answer._replace(rounds=answer.rounds + 1, floats=answer.floats + D.size)
+    return _solution(D * local.A_scale / local.B_scale / C_scale.T, answer, local, peers, rtol, limit)
+
+
+def _solution(value, answer: Answer, local: Local, peers: Peers, rtol, limit) -> Solution:
+    eps, d = jnp.finfo(value.dtype).eps, local.machine.A.shape[0]
+    error = answer.errors.backward
+    projector = answer.method == int(Method.PROJECTOR)
+    inconsistent = projector & ((error > 100 * eps * local.growth) | ~local.consistent)
+    failed = jnp.where(inconsistent, Status.INCONSISTENT, Status.STAGNATED)
+    failed = jnp.where(answer.rounds >= limit, Status.MAX_STEPS, failed)
+    status = jnp.where(error <= rtol, Status.CONVERGED, failed)
+    status = jnp.where(jnp.all(jnp.isfinite(value)), status, Status.BREAKDOWN)
+    status = jnp.where(local.finite, status, Status.NONFINITE).astype(jnp.int32)
+    steps = lax.pmax(local.machine.steps, peers.axis)
+    stats = DistributedStats(
+        steps,
+        answer.inner,
+        error,
+        local.size / local.A_scale,
+        local.growth,
+        answer.method,
+        answer.rounds,
+        answer.floats,
+        answer.floats > d * (d + 1) / 2,
+    )
+    return Solution(jnp.where(local.finite, value, jnp.nan), status, stats)
+
+
+# The paper's averaging
+
+
+class Averaging(NamedTuple):
+    blocks: tuple  # A, B, C, D; or A, B, W in the estimation form
+    moved: jax.Array  # what the last round changed, per column of C or row of W
+    settled: jax.Array  # every machine's A is conditioned
+
+
+class Averaged(NamedTuple):
+    """The arguments of `plain.run`, and the factors to undo the scaling of the value."""
+
+    start: Averaging
+    advance: Callable
+    measure: Callable
+    value: Callable
+    scale: jax.Array
+
+
+def average(A, B, C, axis, rtol, rcond, limit, fixed: FixedSteps, freeze: bool) -> Solution:
+    """The paper's distributed EAGLE: D by Updates whose C and D deltas are averaged; W if C is None.
+
+    Converges to B A^+ C if B = W A, and otherwise to something near the mean of the machines' own solutions, which
+    the status says. `freeze` stops updating A and B when all machines are conditioned: same D, less work.
+    """
+    peers = Peers(axis)
+    local = local_data(A, B, peers, rcond)
+    step = partial(_average_step, peers=peers, fixed=fixed, freeze=freeze)
+    loop = _averaged_estimate(local, peers, step) if C is None else _averaged_solve(local, C, step, fixed)
+    c = plain.run(loop.start, loop.advance, loop.measure, loop.value, rtol, limit)
+    inconsistent = ~local.consistent | (_inconsistency(local, peers, rtol, limit) > 100 * jnp.finfo(A.dtype).eps)
+    failed = jnp.where(c.steps >= limit, Status.MAX_STEPS, Status.STAGNATED)
+    status = jnp.where(inconsistent, Status.INCONSISTENT, jnp.where(c.done, Status.CONVERGED, failed))
+    D = c.best * loop.scale
+    status = jnp.where(jnp.all(jnp.isfinite(D)) & ~jnp.isnan(c.errors.merit), status, Status.BREAKDOWN)
+    finite = local.finite & jnp.all(jnp.isfinite(loop.scale))
+    status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)
+    d, block = A.shape[0], D.size + (0 if C is None else C.size)
+    floats = _floats(c.steps, block)
+    method, none = jnp.asarray(Method.AVERAGING, jnp.int32), jnp.asarray(0, jnp.int32)
+    size, growth = local.size / local.A_scale, local.growth
+    stats = DistributedStats(
+        c.steps, none, c.errors.backward, size, growth, method, c.steps, floats, floats > d * (d + 1) / 2
+    )
+    return Solution(jnp.where(finite, D, jnp.nan), status, stats)
+
+
+def _average_step(move, blocks, settled, *, peers: Peers, fixed: FixedSteps, freeze: bool):
+    """One round of move(blocks, rho, eta, gamma, reduce=, frozen=). Returns (blocks, settled)."""
+    constants = 1 / fixed.headroom, fixed.eta, fixed.gamma
+    # Where a singular value x stays under x - eta x^3 and the rescaling.
+    fixed_point = (1 - fixed.contraction) * fixed.headroom / fixed.eta
+
+    def condition(blocks):
+        A, B, *rest = move(*blocks, *constants, reduce=peers.mean)
+        left = blocks[0] - (blocks[0] - A) * (fixed.headroom / fixed.eta / fixed_point)
+        settled = peers.all(norm(left) < 1e-5) if freeze else jnp.asarray(False)
+        return (A / fixed.contraction, B / fixed.contraction, *rest), settled
+
+    def keep(blocks):
+        return tuple(move(*blocks, *constants, reduce=peers.mean, frozen=True)), jnp.asarray(True)
+
+    return lax.cond(settled, keep, condition, blocks) if freeze else condition(blocks)
+
+
+def _averaged_solve(local: Local, C, step, fixed: FixedSteps) -> Averaged:
+    C_scale = power_of_two(jnp.max(jnp.abs(C), axis=0, initial=0))
+    C = C * C_scale
+    size, size_C = local.machine.size, norm(C, 0)
+
+    def advance(it: Averaging) -> Averaging:
+        blocks, settled = step(lambda A, B, C, D, *a, **k: update(State(A, B, C, D), *a, **k), it.blocks, it.settled)
+        before, after = it.blocks[2], blocks[2]
+        # <C, mean E C> comes with the averaged delta: no further collective.
+        energy = jnp.sum(before * (before - after), axis=0) * (fixed.headroom / fixed.gamma)
+        return Averaging(blocks, safe_divide(jnp.sqrt(jnp.maximum(energy, 0)), norm(before, 0)), settled)
+
+    def measure(it: Averaging, _):
+        error = worst(jnp.minimum(safe_divide(norm(it.blocks[2], 0), size_C), it.moved))
+        return Errors(error, error), jnp.asarray(False)
+
+    D = jnp.zeros((local.B.shape[0], C.shape[1]), C.dtype)
+    blocks = local.machine.A / size, local.B / size, C, D
+    start = Averaging(blocks, jnp.ones_like(size_C), jnp.asarray(False))
+    return Averaged(start, advance, measure, lambda it: it.blocks[3], local.A_scale / local.B_scale / C_scale)
+
+
+def _averaged_estimate(local: Local, peers: Peers, step) -> Averaged:
+    machine, B = local.machine, local.B
+
+    def advance(it: Averaging) -> Averaging:
+        blocks, settled = step(update_estimate, it.blocks, it.settled)
+        moved = safe_divide(norm(blocks[2] - it.blocks[2], -1), norm(blocks[2], -1))
+        return Averaging(blocks, moved, settled)
+
+    def measure(it: Averaging, _):
+        W = it.blocks[2]
+        rest = B - matmul(W, machine.A)
+        size_R = jnp.sqrt(peers.sum(_rows(rest, rest))[:, 0])
+        errors = judge(local.size, norm(W, -1), local.size_B, size_R, jnp.inf, jnp.inf)
+        return errors, worst(it.moved) <= 8 * jnp.finfo(W.dtype).eps
+
+    W = jnp.zeros((B.shape[0], machine.A.shape[0]), B.dtype)
+    start = Averaging(
+        (machine.A / machine.size, B / machine.size, W), jnp.ones(B.shape[0], B.dtype), jnp.asarray(False)
+    )
+    return Averaged(start, advance, measure, lambda it: it.blocks[2], local.A_scale / local.B_scale)
+
+
+def _inconsistency(local: Local, peers: Peers, rtol, limit):
+    """How far B is from W A, by a random probe: zero within rounding for consistent data."""
+    form, certify = probed(local, peers, jnp.zeros((0, local.machine.A.shape[0]), local.B.dtype))
+    blind = _blind(local.growth, form)
+    make_way = partial(mean_projector, form, blind, limit)
+    return certify(improve(make_way, form.zero(), _unknown(form), jnp.asarray(True), rtol, limit).X)
