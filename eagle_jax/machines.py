@@ -33,6 +33,8 @@ from eagle_jax.spectral import energy_bound, norm, safe_divide, vary
 from eagle_jax.update import State, matmul, update, update_estimate
 
 ACCELERATIONS = ("none", "freeze", "krylov", "auto")
+# What a solve may take when no limit is given.
+MOST_ROUNDS = 10_000
 
 
 class Machine(NamedTuple):
@@ -46,7 +48,8 @@ class Machine(NamedTuple):
     U: jax.Array
     half: jax.Array
     size: jax.Array
-    growth: jax.Array
+    growth: jax.Array  # by which noise in A's null spaces has been raised
+    kappa: jax.Array  # condition number, from above
     steps: jax.Array
 
     @property
@@ -94,7 +97,9 @@ def condition(A, limit: int) -> Machine:
 
     start = (A / size, jnp.eye(min(d, n), dtype=dtype) / size, jnp.ones((), dtype), jnp.asarray(0, jnp.int32))
     U, half, growth, steps = lax.while_loop(unsettled, cycle, vary(start, size))
-    return Machine(A, U, half, size, growth, steps)
+    gram = matmul(half.T, matmul(matmul(U, U.T), half)) if wide else matmul(half, matmul(matmul(U.T, U), half.T))
+    kappa = jnp.maximum(size * jnp.sqrt(jnp.trace(gram)), 1)
+    return Machine(A, U, half, size, growth, kappa, steps)
 
 
 class Peers(NamedTuple):
@@ -395,6 +400,7 @@ def accelerate(form, *, consistent, capable, rtol, limit, auto: bool, certify=la
       certify: X -> error that the mean projector's X has beyond its residual.
       auto: whether other ways than the mean projector may be taken.
     """
+    auto = auto or form.peers.count == 1
     rows, d = form.size_rhs.shape[0], form.machine.A.shape[0]
     blind = _blind(form.peers.largest(form.machine.growth)[0], form)
     gram_rounds = -(-(d + 1) // (2 * rows))  # as many floats as half of a d x d matrix
@@ -450,6 +456,7 @@ class Local(NamedTuple):
     B_scale: jax.Array
     size: jax.Array  # ||A||, from below
     size_B: jax.Array  # of the rows, over all machines
+    kappa: jax.Array
     growth: jax.Array
     consistent: jax.Array  # B = W^u A^u on every machine
     capable: jax.Array  # every machine has rank d
@@ -464,18 +471,20 @@ def local_data(A, B, peers: Peers, rcond) -> Local:
     A_scale, B_scale = scale[0], scale[1:, None]
     machine, B = condition(A * A_scale, step_budget(None, rcond)), B * B_scale
     rest = B - matmul(machine.collect(B), machine.A)
-    consistent = norm(rest) <= 100 * eps * machine.growth * norm(B)
+    consistent = norm(rest) <= 100 * eps * machine.kappa * norm(B)
     capable = machine.wide & (norm(machine.U) ** 2 > d - 0.5)
-    size, growth = peers.largest(machine.size, machine.growth)
+    size, kappa, growth = peers.largest(machine.size, machine.kappa, machine.growth)
     size_B = jnp.sqrt(peers.sum(_rows(B, B))[:, 0])
-    return Local(machine, B, A_scale, B_scale, size, size_B, growth, peers.all(consistent), peers.all(capable), finite)
+    return Local(
+        machine, B, A_scale, B_scale, size, size_B, kappa, growth, peers.all(consistent), peers.all(capable), finite
+    )
 
 
 def probed(local: Local, peers: Peers, rhs):
     """The minimum-norm form of X A^T = rhs with one row more, and the error of that row's B X^T.
 
     B x depends on which solution x of A x = c one takes, unless B = W A. The row is c = A x0 for a random x0, and the
-    error is how far B x is from B x0, relative to the size of the terms and to growth, by which rounding may raise it.
+    error is how far B x is from B x0, relative to the size of the terms and to kappa, by which rounding may raise it.
     """
     machine, B = local.machine, local.B
     key = jax.random.fold_in(jax.random.key(0), lax.axis_index(peers.axis))
@@ -485,7 +494,7 @@ def probed(local: Local, peers: Peers, rhs):
 
     def certify(X):
         got, square_x = peers.sums(matmul(X[-1:], B.T), _rows(X[-1:], X[-1:]))
-        size = norm(local.size_B) * (jnp.sqrt(square) + jnp.sqrt(square_x)) * local.growth
+        size = norm(local.size_B) * (jnp.sqrt(square) + jnp.sqrt(square_x)) * local.kappa
         return safe_divide(norm(got - wanted), size[0, 0])
 
     return MinimumNorm(machine, rhs, peers, local.size, norm(rhs, -1)), certify
@@ -531,7 +540,7 @@ def _solution(value, answer: Answer, local: Local, peers: Peers, rtol, limit) ->
     eps, d = jnp.finfo(value.dtype).eps, local.machine.A.shape[0]
     error = answer.errors.backward
     projector = answer.method == int(Method.PROJECTOR)
-    inconsistent = projector & ((error > 100 * eps * local.growth) | ~local.consistent)
+    inconsistent = projector & ((error > 100 * eps) | ~local.consistent)
     failed = jnp.where(inconsistent, Status.INCONSISTENT, Status.STAGNATED)
     failed = jnp.where(answer.rounds >= limit, Status.MAX_STEPS, failed)
     status = jnp.where(error <= rtol, Status.CONVERGED, failed)
@@ -543,7 +552,7 @@ def _solution(value, answer: Answer, local: Local, peers: Peers, rtol, limit) ->
         answer.inner,
         error,
         local.size / local.A_scale,
-        local.growth,
+        local.kappa,
         answer.method,
         answer.rounds,
         answer.floats,
@@ -582,7 +591,11 @@ def average(A, B, C, axis, rtol, rcond, limit, fixed: FixedSteps, freeze: bool) 
     step = partial(_average_step, peers=peers, fixed=fixed, freeze=freeze)
     loop = _averaged_estimate(local, peers, step) if C is None else _averaged_solve(local, C, step, fixed)
     c = plain.run(loop.start, loop.advance, loop.measure, loop.value, rtol, limit)
-    inconsistent = ~local.consistent | (_inconsistency(local, peers, rtol, limit) > 100 * jnp.finfo(A.dtype).eps)
+    if peers.count == 1:  # nothing to average
+        inconsistent = jnp.asarray(False)
+    else:
+        unexplained = _inconsistency(local, peers, rtol)
+        inconsistent = ~local.consistent | (unexplained > 100 * jnp.finfo(A.dtype).eps)
     failed = jnp.where(c.steps >= limit, Status.MAX_STEPS, Status.STAGNATED)
     status = jnp.where(inconsistent, Status.INCONSISTENT, jnp.where(c.done, Status.CONVERGED, failed))
     D = c.best * loop.scale
@@ -592,9 +605,9 @@ def average(A, B, C, axis, rtol, rcond, limit, fixed: FixedSteps, freeze: bool) 
     d, block = A.shape[0], D.size + (0 if C is None else C.size)
     floats = _floats(c.steps, block)
     method, none = jnp.asarray(Method.AVERAGING, jnp.int32), jnp.asarray(0, jnp.int32)
-    size, growth = local.size / local.A_scale, local.growth
+    size = local.size / local.A_scale
     stats = DistributedStats(
-        c.steps, none, c.errors.backward, size, growth, method, c.steps, floats, floats > d * (d + 1) / 2
+        c.steps, none, c.errors.backward, size, local.kappa, method, c.steps, floats, floats > d * (d + 1) / 2
     )
     return Solution(jnp.where(finite, D, jnp.nan), status, stats)
 
@@ -625,9 +638,9 @@ def _averaged_solve(local: Local, C, step, fixed: FixedSteps) -> Averaged:
     def advance(it: Averaging) -> Averaging:
         blocks, settled = step(lambda A, B, C, D, *a, **k: update(State(A, B, C, D), *a, **k), it.blocks, it.settled)
         before, after = it.blocks[2], blocks[2]
-        # <C, mean E C> comes with the averaged delta: no further collective.
-        energy = jnp.sum(before * (before - after), axis=0) * (fixed.headroom / fixed.gamma)
-        return Averaging(blocks, safe_divide(jnp.sqrt(jnp.maximum(energy, 0)), norm(before, 0)), settled)
+        # mean E C comes with the averaged delta: no further collective.
+        moved = safe_divide(norm(before - after, 0), norm(before, 0)) * (fixed.headroom / fixed.gamma)
+        return Averaging(blocks, moved, settled)
 
     def measure(it: Averaging, _):
         error = worst(jnp.minimum(safe_divide(norm(it.blocks[2], 0), size_C), it.moved))
@@ -661,9 +674,9 @@ def _averaged_estimate(local: Local, peers: Peers, step) -> Averaged:
     return Averaged(start, advance, measure, lambda it: it.blocks[2], local.A_scale / local.B_scale)
 
 
-def _inconsistency(local: Local, peers: Peers, rtol, limit):
+def _inconsistency(local: Local, peers: Peers, rtol):
     """How far B is from W A, by a random probe: zero within rounding for consistent data."""
     form, certify = probed(local, peers, jnp.zeros((0, local.machine.A.shape[0]), local.B.dtype))
     blind = _blind(local.growth, form)
-    make_way = partial(mean_projector, form, blind, limit)
-    return certify(improve(make_way, form.zero(), _unknown(form), jnp.asarray(True), rtol, limit).X)
+    make_way = partial(mean_projector, form, blind, MOST_ROUNDS)
+    return certify(improve(make_way, form.zero(), _unknown(form), jnp.asarray(True), rtol, MOST_ROUNDS).X)

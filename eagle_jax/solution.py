@@ -1,7 +1,7 @@
 """What a solver returns: a value, a status that survives jit and vmap, and what was measured on the way."""
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -81,7 +81,7 @@ class DistributedStats(NamedTuple):
       inner_steps: Krylov iterations.
       backward_error: as in `Stats`.
       norm: of the machine with the largest one; a lower bound of ||A||.
-      condition: of the machine with the largest one: an estimate of kappa_max.
+      condition: of the machine with the largest one, from above: kappa_max.
       method: a `Method`.
       rounds: collective sums of a thin block, one after the other.
       floats: sent by each machine in all of them, a Gram matrix included.
@@ -104,7 +104,7 @@ class Solution(NamedTuple):
 
     value: jax.Array
     status: jax.Array
-    stats: Stats | DistributedStats
+    stats: Any  # Stats, or DistributedStats
 
 
 class SolveError(RuntimeError):

@@ -154,15 +154,11 @@ def _estimate(A, B, settings: Settings) -> Solution:
     return _optimal(A, B, settings)
 
 
-# What distributed solves may take when max_steps is not given.
-_MOST_ROUNDS = 10_000
-
-
 def _among_machines(A, B, C, axis_name, settings: Settings, acceleration) -> Solution:
     if acceleration not in machines.ACCELERATIONS:
         raise ValueError(f"acceleration={acceleration!r}; expected one of {machines.ACCELERATIONS}")
     rtol, rcond, limit, fixed = settings
-    limit = _MOST_ROUNDS if limit is None else limit
+    limit = machines.MOST_ROUNDS if limit is None else limit
     if fixed is not None and acceleration in ("krylov", "auto"):
         raise ValueError(
             f'schedule={fixed} is for the plain iteration; with axis_name, use acceleration="none" or "freeze"'

@@ -81,6 +81,23 @@ def theorem2(
     return math.log(kappa_max) + max(0.0, _digits(eps, d_out, norm_W, norm_C)) / alpha
 
 
+def predicted_rounds(kappa_max: float, alpha: float, eps: float, *, acceleration: str = "none") -> float:
+    """Rounds of distributed EAGLE to an error of eps, with constants, from (kappa_max, alpha).
+
+    Averaging (also frozen): ln kappa_max / ln 1.5 rounds condition the machines, then the error falls by 1 - alpha.
+    "krylov" conditions without communication, and takes the rounds of conjugate residuals on a spectrum [alpha, 1].
+    Compare with d/(2 n'): beyond that, sending half of the Gram matrix takes fewer floats.
+    """
+    _check(kappa_max, eps, name="kappa_max")
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha: got {alpha}, expected a number in (0, 1].")
+    if acceleration == "krylov":
+        root = math.sqrt(alpha)
+        return 1.0 if alpha == 1 else math.log(2 / eps) / math.log((1 + root) / (1 - root))
+    conditioning = math.log(kappa_max) / math.log(1.5)
+    return conditioning + (_quadratic_steps(eps) if alpha == 1 else math.log(eps) / math.log(1 - alpha))
+
+
 def _digits(eps: float, d_out: int, norm_W: float, norm_C: float) -> float:
     for name, value in (("d_out", d_out), ("norm_W", norm_W), ("norm_C", norm_C)):
         if not value > 0:
