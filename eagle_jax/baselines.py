@@ -70,8 +70,14 @@ def conjugate_gradients(A: jax.Array, B: jax.Array, C: jax.Array, *, steps: int 
     G = matmul(A, A.T) + ridge * jnp.eye(A.shape[0], dtype=A.dtype)
     R = matmul(B, A.T)
 
+    start = _CG(jnp.zeros_like(R), R, R, jnp.vdot(R, R, precision="highest"))
+    _, history = jax.lax.scan(_cg_step(lambda P: matmul(P, G), C), start, length=steps)
+    return Trace(history[-1], history)
+
+
+def _cg_step(multiply: Callable, C: jax.Array) -> Callable:
     def step(s: _CG, _):
-        PG = matmul(s.P, G)
+        PG = multiply(s.P)
         alpha = safe_divide(s.rr, jnp.vdot(s.P, PG, precision="highest"))
         W = s.W + alpha * s.P
         R = s.R - alpha * PG
@@ -79,10 +85,51 @@ def conjugate_gradients(A: jax.Array, B: jax.Array, C: jax.Array, *, steps: int 
         P = R + safe_divide(rr, s.rr) * s.P
         return _CG(W, R, P, rr), matmul(W, C)
 
+    return step
+
+
+# The same among machines. A and B are one machine's columns, inside shard_map or vmap over `axis`; C and the result
+# are replicated, and a step is one sum of a d' x d block over machines.
+
+
+def distributed_gradient_descent(A: jax.Array, B: jax.Array, C: jax.Array, *, axis: str, steps: int) -> Trace:
+    """W <- W - mean (W A - B) Aᵀ / max ||A||₂²: the mean of the local gradients, the step of the largest local norm."""
+    A, B, C = _check(A, B, C, steps, 0.0)
+    step_size = safe_divide(1.0, jax.lax.pmax(_squared_norm(A), axis))
+
+    def step(W, _):
+        W = W - step_size * jax.lax.pmean(matmul(matmul(W, A) - B, A.T), axis)
+        return W, matmul(W, C)
+
+    _, history = jax.lax.scan(step, jnp.zeros((B.shape[0], A.shape[0]), A.dtype), length=steps)
+    return Trace(history[-1], history)
+
+
+def distributed_conjugate_gradients(A: jax.Array, B: jax.Array, C: jax.Array, *, axis: str, steps: int) -> Trace:
+    """CG on W G = B Aᵀ, G = sum A Aᵀ over machines, applied and never formed. One round more for the start."""
+    A, B, C = _check(A, B, C, steps, 0.0)
+    R = jax.lax.psum(matmul(B, A.T), axis)
+    step = _cg_step(lambda P: jax.lax.psum(matmul(matmul(P, A), A.T), axis), C)
     start = _CG(jnp.zeros_like(R), R, R, jnp.vdot(R, R, precision="highest"))
     _, history = jax.lax.scan(step, start, length=steps)
     return Trace(history[-1], history)
 
+
+def gram_all_reduce(A: jax.Array, B: jax.Array, C: jax.Array, *, axis: str, steps: int = 1) -> Trace:
+    """G and B Aᵀ summed over machines once, then solved by eigenvalues: d (d + 1)/2 + d' d floats if packed."""
+    A, B, C = _check(A, B, C, steps, 0.0)
+    G, V = jax.lax.psum(matmul(A, A.T), axis), jax.lax.psum(matmul(B, A.T), axis)
+    values, Q = jnp.linalg.eigh(G)
+    inverse = jnp.where(values > jnp.finfo(A.dtype).eps * len(values) * values[-1], 1 / values, 0)
+    D = matmul(matmul(matmul(V, Q) * inverse, Q.T), C)
+    return Trace(D, D[None])
+
+
+DISTRIBUTED: dict[str, Callable[..., Trace]] = {
+    "gd": distributed_gradient_descent,
+    "cg": distributed_conjugate_gradients,
+    "gram": gram_all_reduce,
+}
 
 BASELINES: dict[str, Callable[..., Trace]] = {
     "direct": direct,

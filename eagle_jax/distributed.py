@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from eagle_jax import machines
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal
-from eagle_jax.solution import Solution
+from eagle_jax.schedules import resolve
+from eagle_jax.solution import Method, Solution
 from eagle_jax.solve import estimate, solve
 
 _AXIS = "machines"
@@ -50,21 +52,50 @@ def estimate_workers(A_blocks, B_blocks, **options) -> Solution:
     return _worked(estimate, A, B, (), options)
 
 
+def iterates_workers(A_blocks, B_blocks, C, *, rounds: int, method: Method, schedule="paper") -> jax.Array:
+    """D after each of `rounds` rounds, by simulated machines: AVERAGING, PROJECTOR or PRECONDITIONED.
+
+    PRECONDITIONED needs machines of rank d.
+    """
+    A, B = _stacked(A_blocks, B_blocks)
+    (C,) = as_matrices(C=C)
+    fixed = resolve(schedule)
+    if fixed is None or method == Method.GRAM:
+        raise ValueError(f"schedule={schedule!r}, method={method!r}: expected constant steps and an iterative method")
+    return _iterates(A, B, C, rounds, method, fixed)
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def _iterates(A, B, C, rounds, method, fixed):
+    run = partial(machines.iterates, axis=_AXIS, rounds=rounds, method=method, fixed=fixed)
+    return jax.vmap(run, in_axes=(0, 0, None), axis_name=_AXIS)(A, B, C)[0]
+
+
 def _sharded(function, sharded, replicated, mesh: Mesh, axis: str, options):
     if axis not in mesh.axis_names:
         raise ValueError(f"axis={axis!r} is not an axis of the mesh; expected one of {mesh.axis_names}")
     padding = -sharded[0].shape[1] % mesh.shape[axis]
     sharded = [jnp.pad(x, ((0, 0), (0, padding))) if padding else x for x in sharded]
+    return _run_sharded(function, tuple(sharded), replicated, mesh, axis, tuple(sorted(options.items())))
+
+
+@partial(jax.jit, static_argnums=(0, 3, 4, 5))
+def _run_sharded(function, sharded, replicated, mesh: Mesh, axis: str, options):
     columns, everywhere = PartitionSpec(None, axis), PartitionSpec()
     specs = (columns,) * len(sharded) + (everywhere,) * len(replicated)
-    run = partial(function, axis_name=axis, **options)
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=everywhere))(*sharded, *replicated)
+    run = partial(function, axis_name=axis, **dict(options))
+    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=everywhere)(*sharded, *replicated)
 
 
 def _worked(function, A, B, replicated, options):
-    run = partial(function, axis_name=_AXIS, **options)
+    return _run_workers(function, A, B, replicated, tuple(sorted(options.items())))
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+def _run_workers(function, A, B, replicated, options):
+    run = partial(function, axis_name=_AXIS, **dict(options))
     in_axes = (0, 0) + (None,) * len(replicated)
-    solution = jax.jit(jax.vmap(run, in_axes=in_axes, axis_name=_AXIS))(A, B, *replicated)
+    solution = jax.vmap(run, in_axes=in_axes, axis_name=_AXIS)(A, B, *replicated)
     return jax.tree.map(lambda x: x[0], solution)
 
 

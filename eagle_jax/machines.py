@@ -220,12 +220,18 @@ def _rows(x, y):
     return jnp.sum(x * y, axis=-1, keepdims=True)
 
 
-def mean_projector(form, blind, budget) -> Way:
-    machine, peers = form.machine, form.peers
+def by_mean_projector(machine: Machine, peers: Peers):
+    """r -> (r P, <r P, r>), one round."""
 
     def multiply(r):
         rP = peers.mean(machine.project(r))
         return rP, jnp.maximum(_rows(r, rP), 0)
+
+    return multiply
+
+
+def mean_projector(form, blind, budget) -> Way:
+    multiply = by_mean_projector(form.machine, form.peers)
 
     def solve(r, needed):
         return conjugate_residuals(multiply, r, needed, budget, blind)
@@ -269,11 +275,7 @@ def preconditioned(form, budget) -> Way:
     """
     machine, peers = form.machine, form.peers
 
-    def precondition(r):
-        return peers.mean(matmul(matmul(r, machine.half.T), machine.half))
-
-    def multiply(p):
-        return peers.sum(matmul(matmul(p, machine.A), machine.A.T))
+    multiply, precondition = by_gram(machine, peers), by_mean_inverse(machine, peers)
 
     def residual(X):
         z = []
@@ -292,30 +294,57 @@ def preconditioned(form, budget) -> Way:
     return Way(residual, solve, form.spread_normal, (2, 2, 0))
 
 
+def by_gram(machine: Machine, peers: Peers):
+    """p -> p G, one round."""
+    return lambda p: peers.sum(matmul(matmul(p, machine.A), machine.A.T))
+
+
+def by_mean_inverse(machine: Machine, peers: Peers):
+    """r -> r H, one round."""
+    return lambda r: peers.mean(matmul(matmul(r, machine.half.T), machine.half))
+
+
+class Gradients(NamedTuple):
+    y: jax.Array
+    r: jax.Array
+    z: jax.Array
+    p: jax.Array
+    rz: jax.Array
+
+
+def gradients_start(r, z) -> Gradients:
+    return vary(Gradients(jnp.zeros_like(r), r, z, z, _rows(r, z)), r + z)
+
+
+def gradients_step(multiply, precondition, state: Gradients) -> Gradients:
+    """One iteration of preconditioned conjugate gradients, a row at a time."""
+    y, r, z, p, rz = state
+    pG = multiply(p)
+    alpha = safe_divide(rz, _rows(p, pG))
+    y, r = y + alpha * p, r - alpha * pG
+    z = precondition(r)
+    fresh = jnp.maximum(_rows(r, z), 0)
+    return Gradients(y, r, z, z + safe_divide(fresh, rz) * p, fresh)
+
+
 def conjugate_gradients(multiply, precondition, r, z, needed, budget):
     """Rows y with y G ~ r, z = r H; needed is the reduction of <r H, r>^(1/2). Returns (y, iterations, slow)."""
-    rz0 = _rows(r, z)
+    start = gradients_start(r, z)
     drop = jnp.maximum(needed, DEEPEST).astype(r.dtype)
 
-    def reduction(rz):
-        return jnp.sqrt(jnp.max(safe_divide(rz, rz0)))
+    def reduction(state):
+        return jnp.sqrt(jnp.max(safe_divide(state.rz, start.rz)))
 
     def more(c):
-        *_, rz, i = c
-        return _worthwhile(reduction(rz), drop, i, budget, grace=4)
+        state, i = c
+        return _worthwhile(reduction(state), drop, i, budget, grace=4)
 
-    def iterate(c):
-        y, r, z, p, rz, i = c
-        pG = multiply(p)
-        alpha = safe_divide(rz, _rows(p, pG))
-        y, r = y + alpha * p, r - alpha * pG
-        z = precondition(r)
-        fresh = jnp.maximum(_rows(r, z), 0)
-        return y, r, z, z + safe_divide(fresh, rz) * p, fresh, i + 1
+    def step(c):
+        state, i = c
+        return gradients_step(multiply, precondition, state), i + 1
 
-    start = vary((jnp.zeros_like(r), r, z, z, rz0, jnp.asarray(0, jnp.int32)), r + z)
-    y, *_, rz, i = lax.while_loop(more, iterate, start)
-    return y, i, reduction(rz) > drop
+    state, i = lax.while_loop(more, step, vary((start, jnp.asarray(0, jnp.int32)), start.y))
+    return state.y, i, reduction(state) > drop
 
 
 def gram(form, budget) -> Way:
@@ -680,3 +709,38 @@ def _inconsistency(local: Local, peers: Peers, rtol):
     blind = _blind(local.growth, form)
     make_way = partial(mean_projector, form, blind, MOST_ROUNDS)
     return certify(improve(make_way, form.zero(), _unknown(form), jnp.asarray(True), rtol, MOST_ROUNDS).X)
+
+
+# Iterates, for experiments
+
+
+def iterates(A, B, C, axis, rounds: int, method: Method, fixed: FixedSteps):
+    """D (rounds x d' x n') after each round of averaging, or of a Krylov iteration for W without restarts."""
+    peers = Peers(axis)
+    local = local_data(A, B, peers, float(jnp.finfo(A.dtype).eps) * max(A.shape))
+    if method == Method.AVERAGING:
+        loop = _averaged_solve(local, C, partial(_average_step, peers=peers, fixed=fixed, freeze=False), fixed)
+        return loop.value(_states(loop.advance, loop.start, rounds)) * loop.scale
+    form, machine = LeastSquares(local.machine, local.B, peers, local.size, local.size_B), local.machine
+    if method == Method.PROJECTOR:  # one round for the residual, one for the first product, one for each iteration
+        multiply, blind = by_mean_projector(machine, peers), _blind(local.growth, form)
+        state = krylov_start(multiply, form.averaged(form.zero())[0])
+        W, spent = _states(lambda s: krylov_step(multiply, s, blind), state, rounds).z, 2
+    else:  # two rounds for the residual and two for each iteration, of which the second prepares the next
+        multiply, precondition = by_gram(machine, peers), by_mean_inverse(machine, peers)
+        r = peers.sum(matmul(local.B, machine.A.T))
+        state = gradients_start(r, precondition(r))
+        states = _states(partial(gradients_step, multiply, precondition), state, -(-rounds // 2))
+        W, spent = jnp.repeat(states.y, 2, axis=0), 2
+    W = jnp.concatenate([jnp.zeros((spent, *W.shape[1:]), W.dtype), W])[:rounds]
+    return matmul(W * local.A_scale / local.B_scale, C)
+
+
+def _states(step, start, count: int):
+    """The states after 1, ..., count steps."""
+
+    def advance(state, _):
+        state = step(state)
+        return state, state
+
+    return lax.scan(advance, start, length=count)[1]

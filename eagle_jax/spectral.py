@@ -72,7 +72,7 @@ def diversity_index(A_blocks):
     def projector(A):
         U, s, _ = jnp.linalg.svd(A, full_matrices=False)
         keep = s > jnp.finfo(A.dtype).eps * max(A.shape) * s[0]
-        U = U * keep
+        U = jnp.where(keep, U, 0)
         return matmul(U, U.T)
 
     eigenvalues = jnp.linalg.eigvalsh(jnp.mean(jax.vmap(projector)(A_blocks), axis=0))

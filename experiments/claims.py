@@ -1,4 +1,4 @@
-"""Verdicts on the paper's numerical claims N1-N7 and N9-N11, by rules in code, from stored results only.
+"""Verdicts on the paper's numerical claims N1-N7, N9-N11 and D1-D6, by rules in code, from stored results only.
 
     python -m experiments.claims        (reads results/*.npz, writes results/claims.json; seconds)
 
@@ -194,6 +194,71 @@ def stability(r: common.Results) -> Finding:
     return Finding(_verdict(bool(holds), DIFFERS), "; ".join(parts), numbers)
 
 
+def machine_count(r: common.Results) -> Finding:
+    rounds = common.first_below(r["count_errors"], 1e-2)
+    verdict = _verdict(bool((rounds > 0).all() and (rounds <= 15).all()), DIFFERS)
+    text = (
+        f"error 1e-2 after {_list(rounds)} rounds with M = {_list(r['counts'])} (d = n = {int(r['large'])}, alpha = 1)"
+    )
+    return Finding(verdict, text, {"rounds": rounds.tolist(), "machines": r["counts"].tolist()})
+
+
+def _median_rounds(r: common.Results, method: str) -> np.ndarray:
+    return np.median(common.nan_unless_reached(r["rounds"])[..., r["methods"].tolist().index(method)], axis=-1)
+
+
+def _list(values) -> str:
+    return " ".join(f"{v:.3g}" for v in np.asarray(values, float))
+
+
+def inverse_alpha(r: common.Results) -> Finding:
+    rounds, index = _median_rounds(r, "averaging"), np.median(r["index"], axis=-1)
+    # ln kappa rounds come first; the growth beyond them is that of 1/alpha in the diversity index.
+    slope = float(np.polyfit(np.log(1 / index[1:]), np.log(rounds[1:]), 1)[0])
+    text = (
+        f"{_list(rounds)} rounds to 1e-6 at alpha = {_list(r['alphas'])} (index {_list(index)}): "
+        f"rounds ~ index^-{slope:.2f} for alpha < 1; krylov {_list(_median_rounds(r, 'krylov'))}"
+    )
+    return Finding(_verdict(0.75 <= slope <= 1.25, DIFFERS), text, {"rounds": rounds.tolist(), "slope": slope})
+
+
+def against_distributed_gd(r: common.Results) -> Finding:
+    eagle, gd = _median_rounds(r, "averaging"), r["rounds"][..., r["methods"].tolist().index("gd")]
+    ratio = np.median(common.nan_unless_reached(gd), axis=-1) / eagle
+    missing = int((gd == common.NOT_REACHED).sum())
+    known = ratio[np.isfinite(ratio)]
+    text = f"GD / EAGLE rounds {_list(ratio)} at alpha = {_list(r['alphas'])}"
+    text += f"; GD missed 1e-6 within its cap in {missing} of {gd.size} runs" if missing else ""
+    holds = known.size == ratio.size and bool((known >= 10).all())
+    verdict = _verdict(holds, DIFFERS if known.size == 0 or (known > 1).all() else REFUTED)
+    return Finding(verdict, text, {"ratio": [None if np.isnan(x) else x for x in ratio.tolist()]})
+
+
+def floats_per_round(r: common.Results) -> Finding:
+    sent, expected = int(r["floats"]), int(r["floats_expected"])
+    return Finding(
+        _verdict(sent == expected, REFUTED), f"{sent} floats a round, (d + d') n' = {expected}", {"floats": sent}
+    )
+
+
+def freezing(r: common.Results) -> Finding:
+    ratio, (none, freeze) = float(r["freeze_seconds_ratio"]), r["freeze_rounds"].tolist()
+    verdict = _verdict(none == freeze and ratio < 0.9, DIFFERS if none == freeze else REFUTED)
+    return Finding(
+        verdict, f"{none} and {freeze} rounds, time {ratio:.2f}x", {"ratio": ratio, "rounds": [none, freeze]}
+    )
+
+
+def cg_unavailable(r: common.Results) -> Finding:
+    cg, eagle, krylov = (_median_rounds(r, m) for m in ("cg", "averaging", "krylov"))
+    verdict = _verdict(not np.isfinite(cg).any(), REFUTED)
+    text = (
+        f"matrix-free CG, one d x d' sum a round, takes {_list(cg)} rounds to 1e-6 at alpha = {_list(r['alphas'])}; "
+        f"averaging {_list(eagle)}, krylov {_list(krylov)}"
+    )
+    return Finding(verdict, text, {"cg": cg.tolist(), "averaging": eagle.tolist(), "krylov": krylov.tolist()})
+
+
 CLAIMS = (
     Claim("N1", "quadratic convergence", "slope about 2", "convergence", "n1_convergence", order),
     Claim("N2", "iterations grow like log kappa", "figure", "kappa_sweep", "n2_kappa_sweep", log_kappa),
@@ -205,6 +270,12 @@ CLAIMS = (
     Claim("N9", "step sizes in [0.2, 2] hardly matter", "[0.2, 2]", "step_sizes", "n9_step_sizes", step_sizes),
     Claim("N10", "stopping on ||D_l - D_(l-1)|| suffices", "no number", "stopping", "n10_stopping", stopping),
     Claim("N11", "stable for any kappa", "tested to 1e5", "error_map", "n11_error_map", stability),
+    Claim("D1", "1e-2 in <= 15 rounds for any M", "<= 15 rounds", "diversity", "d1_machines", machine_count),
+    Claim("D2", "rounds grow like 1/alpha", "figure", "diversity", "d2_alpha", inverse_alpha),
+    Claim("D3", "GD needs more rounds", "10-100x", "diversity", "d2_alpha", against_distributed_gd),
+    Claim("D4", "floats per round", "(d+d')n'", "diversity", "d2_alpha", floats_per_round),
+    Claim("D5", "freezing A, B: same rounds, less time", "figure", "diversity", "d2_alpha", freezing),
+    Claim("D6", "CG is unavailable to machines", "no number", "diversity", "d2_alpha", cg_unavailable),
 )
 
 

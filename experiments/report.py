@@ -27,6 +27,8 @@ COLOURS = {
     "gd": "#8C8C8C",
     "lstsq": "#222222",
     "estimation": "#CC79A7",
+    "averaging": "#0072B2",
+    "krylov": "#D55E00",
 }
 LABELS = {
     "paper": "EAGLE, paper steps",
@@ -35,6 +37,8 @@ LABELS = {
     "gd": "GD",
     "lstsq": "lstsq (SVD)",
     "estimation": "EAGLE, estimation form",
+    "averaging": "EAGLE, averaging",
+    "krylov": "EAGLE, Krylov",
 }
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -211,6 +215,36 @@ def error_map(r: common.Results) -> Figure:
     return figure
 
 
+def machines(r: common.Results) -> Figure:
+    figure, ax = plt.subplots(figsize=(3.8, 2.9))
+    shades = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(r["counts"])))
+    for count, errors, colour in zip(r["counts"], r["count_errors"], shades, strict=True):
+        ax.plot(steps_axis(errors), np.clip(errors, FLOOR, None), color=colour, label=f"M = {count}")
+    ax.axhline(1e-2, color="#999999", lw=0.9, ls=":")
+    ax.axvline(15, color="#999999", lw=0.9, ls=":")
+    ax.annotate("the paper's 15 rounds to 1e-2", (15, 1e-2), (14.5, 2e-16), ha="right", fontsize=8, color="#666666")
+    ax.set(yscale="log", xlabel="round", ylabel="relative error of D", ylim=(1e-16, 3))
+    ax.legend()
+    return figure
+
+
+def alpha_sweep(r: common.Results) -> Figure:
+    figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.9), width_ratios=(1, 1, 1.1))
+    methods, alphas = r["methods"].tolist(), r["alphas"]
+    for ax, at in zip(axes[:2], (-2, -1), strict=True):
+        for method, errors in zip(methods, r["curves"][at], strict=True):
+            ax.plot(steps_axis(errors), np.clip(errors, FLOOR, 1e3), color=COLOURS[method], label=LABELS[method])
+        ax.set(xscale="log", yscale="log", ylim=(1e-15, 10), xlabel="round", title=f"α = 1/{1 / alphas[at]:.3g}")
+    axes[0].set_ylabel("relative error of D")
+    rounds = common.nan_unless_reached(r["rounds"])
+    for i, method in enumerate(methods):
+        if np.isfinite(rounds[..., i]).any():
+            axes[2].plot(1 / alphas, np.median(rounds[..., i], axis=-1), "o-", ms=3, color=COLOURS[method])
+    axes[2].set(xscale="log", yscale="log", xlabel="1/α", title="rounds to 1e-6")
+    figure.legend(*_merged(axes[0]), loc="outside lower center", ncols=4)
+    return figure
+
+
 FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "n1_convergence": ("convergence", convergence),
     "n2_kappa_sweep": ("kappa_sweep", kappa_sweep),
@@ -220,6 +254,8 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "n9_step_sizes": ("step_sizes", step_sizes),
     "n10_stopping": ("stopping", stopping),
     "n11_error_map": ("error_map", error_map),
+    "d1_machines": ("diversity", machines),
+    "d2_alpha": ("diversity", alpha_sweep),
 }
 
 

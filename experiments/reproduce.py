@@ -17,6 +17,7 @@ from experiments import (
     claims,
     common,
     convergence,
+    diversity,
     error_map,
     families,
     kappa_sweep,
@@ -26,7 +27,7 @@ from experiments import (
     stopping,
 )
 
-EXPERIMENTS = (convergence, kappa_sweep, ranks, families, step_sizes, stopping, error_map)
+EXPERIMENTS = (convergence, kappa_sweep, ranks, families, step_sizes, stopping, error_map, diversity)
 NAMES = ("quick", "default", "full")
 
 

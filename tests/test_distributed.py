@@ -1,6 +1,7 @@
 """Distributed EAGLE: every execution mode gives the centralised answer, or says that it does not."""
 
 from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import eagle_jax
-from eagle_jax import Method, State, Status, machines, problems, theory
+from eagle_jax import Method, State, Status, baselines, distributed, machines, problems, theory
 from eagle_jax.spectral import energy_bound
 
 D, WIDE, NARROW = 12, 40, 7
@@ -220,6 +221,32 @@ def test_krylov_takes_a_third_of_the_rounds(x64):
     for s, acceleration in ((plain, "freeze"), (krylov, "krylov")):
         rounds = theory.predicted_rounds(1e3, 0.1, 1e-10, acceleration=acceleration)
         assert 0.5 < int(s.stats.rounds) / rounds < 1.5
+
+
+def test_a_second_call_does_not_compile(x64):
+    A, B, C = blocks(jnp.float64, NARROW)
+    sizes = []
+    for factor in (1.0, 2.0):
+        eagle_jax.solve_workers(factor * A, B, C, acceleration="krylov")
+        sizes.append(cast(Any, distributed._run_workers)._cache_size())
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("name", list(baselines.DISTRIBUTED))
+def test_baselines_among_machines_end_at_least_squares(x64, name):
+    A, B, C = blocks(jnp.float64, WIDE, noise=0.1)
+    run = partial(baselines.DISTRIBUTED[name], axis="m", steps={"gd": 40_000, "cg": 60, "gram": 1}[name])
+    trace = jax.jit(jax.vmap(run, in_axes=(0, 0, None), axis_name="m"))(A, B, C)
+    assert error(trace.D[0], wanted(A, B, C)) < {"gd": 1e-2, "cg": 1e-9, "gram": 1e-9}[name]
+
+
+@pytest.mark.parametrize("method", [Method.AVERAGING, Method.PROJECTOR, Method.PRECONDITIONED])
+def test_iterates_end_where_the_solver_does(x64, method):
+    A, B, C = blocks(jnp.float64, 200)
+    D = distributed.iterates_workers(A, B, C, rounds=60, method=method)
+    assert D.shape == (60, 2, 3)
+    assert error(D[-1], wanted(A, B, C)) < 1e-10
+    assert error(D[0], wanted(A, B, C)) > 0.1
 
 
 def test_scale_of_the_data_does_not_matter(dtype):

@@ -11,6 +11,7 @@ from experiments import (
     claims,
     common,
     convergence,
+    diversity,
     error_map,
     families,
     kappa_sweep,
@@ -44,6 +45,9 @@ TINY = {
     "step_sizes": step_sizes.Config(n=12, runs=2, grid=4, batch=16, batches=2, emergent_n=12, emergent_kappas=(1e1,)),
     "stopping": stopping.Config(gapped_n=12, kahan_n=12, runs=2),
     "error_map": error_map.Config(n=12, exponents=(0, 4), runs=2),
+    "diversity": diversity.Config(
+        d=12, n=4, alphas=(1.0, 0.5, 0.1), caps=(600, 60, 60, 600), large=12, counts=(1, 2), repeats=1, runs=1
+    ),
 }
 
 
@@ -67,6 +71,15 @@ def tiny():
         return stored[module.ITEM]
 
     return get
+
+
+def test_diversity(tiny):
+    r = tiny(diversity)
+    averaging, krylov, cg, _ = np.moveaxis(r["rounds"][:, 0], -1, 0)
+    assert (averaging > 0).all() and (krylov > 0).all() and (cg > 0).all()
+    assert (krylov < averaging).all() and averaging[-1] > averaging[0]
+    assert r["floats"] == r["floats_expected"]
+    assert r["freeze_gap"] < 1e-12 and r["freeze_rounds"][0] == r["freeze_rounds"][1]
 
 
 def test_convergence(tiny):

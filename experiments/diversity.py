@@ -1,0 +1,143 @@
+"""D1-D6: distributed EAGLE, its rounds of communication against the number of machines and their diversity.
+
+    python -m experiments.diversity        (10 runs, D1 on one problem for each M)
+
+Paper: error 1e-2 in at most 15 rounds, whatever M is (d = n = 1000, kappa_max = 1e3, alpha about 1); rounds grow like
+1/alpha (M = 3, alpha = 1, 1/1.2, 1/2.8, 1/85); GD needs 10-100x more; (d + d') n' floats a round; freezing A and B
+takes less time (alpha about 0.1); "CG is unavailable".
+
+alpha is the ratio of the mean projector's smallest positive eigenvalue to its largest, the only reading that allows the
+paper's values at M = 3 (`problems.distributed`). A round is one collective sum of a thin block.
+"""
+
+import dataclasses
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+import eagle_jax
+from eagle_jax import baselines, problems
+from eagle_jax.distributed import iterates_workers
+from eagle_jax.solution import Method
+from experiments import common
+
+ITEM = "diversity"
+TARGET = 1e-6
+METHODS = ("averaging", "krylov", "cg", "gd")
+_AXIS = "machines"
+_SHOWN = 400  # rounds in the figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    d: int = 240
+    n: int = 80
+    machines: int = 3
+    kappa_max: float = 1e3
+    alphas: tuple[float, ...] = (1.0, 1 / 1.2, 1 / 2.8, 1 / 85)
+    caps: tuple[int, ...] = (3_000, 400, 4_000, 100_000)  # rounds of METHODS
+    large: int = 1000
+    counts: tuple[int, ...] = (1, 3, 5, 8)
+    large_rounds: int = 30
+    freeze_alpha: float = 0.1
+    repeats: int = 5
+    runs: int = 10
+    seed: int = 11
+
+
+PRESETS = {
+    "quick": Config(d=60, n=20, caps=(3_000, 200, 1_000, 3_000), large=120, counts=(1, 3), runs=1, repeats=2),
+    "default": Config(large=400, caps=(3_000, 400, 4_000, 20_000), runs=3),
+    "full": Config(),
+}
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def baseline_history(problem, name: str, steps: int):
+    run = partial(baselines.DISTRIBUTED[name], axis=_AXIS, steps=steps)
+    return jax.vmap(run, in_axes=(0, 0, None), axis_name=_AXIS)(*problem[:3]).history[0]
+
+
+def history(problem, method: str, rounds: int):
+    """D after each round."""
+    if method in baselines.DISTRIBUTED:
+        return baseline_history(problem, method, rounds)
+    how = {"averaging": Method.AVERAGING, "krylov": Method.PROJECTOR, "preconditioned": Method.PRECONDITIONED}[method]
+    return iterates_workers(*problem[:3], rounds=rounds, method=how)
+
+
+def rounds_to(problem, method: str, cap: int, target: float = TARGET) -> int:
+    """Rounds until the relative error is below the target; -1 if `cap` is not enough."""
+    errors = np.asarray(common.relative_errors(history(problem, method, cap), problem.D))
+    return int(common.first_below(errors, target))
+
+
+def alpha_sweep(cfg: Config) -> common.Results:
+    rounds = np.full((len(cfg.alphas), cfg.runs, len(METHODS)), common.NOT_REACHED)
+    index, curves = np.zeros((len(cfg.alphas), cfg.runs)), []
+    for i, alpha in enumerate(cfg.alphas):
+        for j, key in enumerate(common.track(common.keys(cfg.seed, cfg.runs), f"D2 alpha={alpha:.3g}")):
+            sizes = {"machines": cfg.machines, "d": cfg.d, "n": cfg.n, "kappa_max": cfg.kappa_max}
+            problem = problems.distributed(key, **sizes, alpha=alpha, measure="ratio", dtype=jnp.float64)
+            index[i, j] = float(eagle_jax.diversity_index(problem.A))
+            for k, (method, cap) in enumerate(zip(METHODS, cfg.caps, strict=True)):
+                rounds[i, j, k] = rounds_to(problem, method, cap)
+            if j == 0:
+                shown = [history(problem, method, _SHOWN) for method in METHODS]
+                curves.append([common.relative_errors(h, problem.D) for h in shown])
+    return {"alphas": np.array(cfg.alphas), "index": index, "rounds": rounds, "curves": np.array(curves)}
+
+
+def machine_sweep(cfg: Config) -> common.Results:
+    errors = []
+    for count in common.track(cfg.counts, "D1"):
+        sizes = {"machines": count, "d": cfg.large, "n": cfg.large, "kappa_max": cfg.kappa_max, "alpha": 1.0}
+        problem = problems.distributed(common.keys(cfg.seed, 1)[0], **sizes, dtype=jnp.float64)
+        errors.append(common.relative_errors(history(problem, "averaging", cfg.large_rounds), problem.D))
+    return {"counts": np.array(cfg.counts), "count_errors": np.array(errors), "large": np.array(cfg.large)}
+
+
+def floats_per_round(cfg: Config) -> common.Results:
+    """Of the paper's averaging, out of the compiled program; the mesh may have a single device."""
+    sizes = {"machines": 1, "d": cfg.d, "n": cfg.n, "kappa_max": cfg.kappa_max, "alpha": 1.0}
+    problem = problems.distributed(common.keys(cfg.seed, 1)[0], **sizes, dtype=jnp.float64)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("x",), axis_types=(AxisType.Auto,))
+    solve = partial(eagle_jax.solve_sharded, mesh=mesh, axis="x", acceleration="none")
+    record = eagle_jax.ledger(jax.jit(solve).lower(problem.A[0], problem.B[0], problem.C).compile())
+    sent = sum(c.floats for c in record.loops[0]) if record.loops else 0
+    return {"floats": np.array(sent), "floats_expected": np.array((cfg.d + 2) * 2)}
+
+
+def freezing(cfg: Config) -> common.Results:
+    sizes = {"machines": cfg.machines, "d": cfg.d, "n": cfg.n, "kappa_max": 1e2, "alpha": cfg.freeze_alpha}
+    problem = problems.distributed(common.keys(cfg.seed, 1)[0], **sizes, measure="ratio", dtype=jnp.float64)
+    seconds, rounds, values = {"none": [], "freeze": []}, {}, {}
+    for _ in range(cfg.repeats + 1):
+        for name in seconds:
+            start = time.perf_counter()
+            solution = jax.block_until_ready(eagle_jax.solve_workers(*problem[:3], acceleration=name, rtol=1e-10))
+            seconds[name].append(time.perf_counter() - start)
+            rounds[name], values[name] = int(solution.stats.rounds), np.asarray(solution.value)
+    gap = np.linalg.norm(values["none"] - values["freeze"]) / np.linalg.norm(values["none"])
+    return {
+        "freeze_rounds": np.array([rounds["none"], rounds["freeze"]]),
+        "freeze_seconds_ratio": np.array(min(seconds["freeze"][1:]) / min(seconds["none"][1:])),
+        "freeze_gap": np.array(gap),
+    }
+
+
+def run(cfg: Config) -> common.Results:
+    results = alpha_sweep(cfg) | machine_sweep(cfg) | floats_per_round(cfg) | freezing(cfg)
+    return results | {"methods": np.array(METHODS)}
+
+
+def main() -> None:
+    common.launch(ITEM, run, PRESETS)
+
+
+if __name__ == "__main__":
+    main()
