@@ -13,7 +13,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help check-python venv test test-slow lint numerics bench train reproduce lock clean
+.PHONY: help check-python venv test test-slow lint numerics bench train multiprocess reproduce lock clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +55,9 @@ bench: venv ## time the solver against the alternatives (experiments.bench_solve
 
 train: venv ## train every network of the paper (experiments.train), continuing where it stopped
 	$(PY) -m experiments.train --regime=all --ship $(ARGS)
+
+multiprocess: venv ## distributed EAGLE in two processes of two devices on this machine
+	$(PY) -m experiments.distributed --local=2 --devices_per_process=2 $(ARGS)
 
 reproduce: venv ## every item of the paper (experiments.reproduce), PRESET=quick|default|full
 	@case "$(PRESET)" in quick|default|full) ;; *) echo "error: PRESET must be quick, default or full, not '$(PRESET)'" >&2; exit 1;; esac

@@ -1,4 +1,4 @@
-"""Verdicts on the paper's numerical claims N1-N7, N9-N11 and D1-D6, by rules in code, from stored results only.
+"""Verdicts on the paper's numerical claims N1-N11 and D1-D6, by rules in code, from stored results only.
 
     python -m experiments.claims        (reads results/*.npz, writes results/claims.json; seconds)
 
@@ -194,6 +194,25 @@ def stability(r: common.Results) -> Finding:
     return Finding(_verdict(bool(holds), DIFFERS), "; ".join(parts), numbers)
 
 
+def early_stopping(r: common.Results) -> Finding:
+    final = float(np.median(r["lstsq"]))
+    pairs = {
+        "centralised": ("centralised_paper", "centralised_gd"),
+        "distributed": ("distributed_averaging", "distributed_gd"),
+    }
+    numbers: dict[str, Any] = {"least_squares": final}
+    parts = []
+    for regime, (eagle, gd) in pairs.items():
+        best, other = (np.median(np.nanmin(r[name], axis=-1)) for name in (eagle, gd))
+        steps = np.median(np.argmin(r[eagle], axis=-1) + 1)
+        numbers[regime] = {"eagle": float(best), "gd": float(other), "at_step": float(steps)}
+        parts.append(f"{regime}: EAGLE {best:.2g} (step {steps:.0f}), GD {other:.2g}")
+    alike = all(numbers[k]["eagle"] <= 1.25 * numbers[k]["gd"] for k in pairs)
+    useful = all(numbers[k]["eagle"] < final for k in pairs)
+    verdict = _verdict(alike and useful, DIFFERS if useful else REFUTED)
+    return Finding(verdict, f"least error, {'; '.join(parts)}; least squares {final:.2g}", numbers)
+
+
 def machine_count(r: common.Results) -> Finding:
     rounds = common.first_below(r["count_errors"], 1e-2)
     verdict = _verdict(bool((rounds > 0).all() and (rounds <= 15).all()), DIFFERS)
@@ -267,6 +286,7 @@ CLAIMS = (
     Claim("N5", "estimation form identical", "W_l C = D_l", "convergence", "n1_convergence", estimation),
     Claim("N6", "converges on six data families", "figure", "families", "n6_families", families),
     Claim("N7", "the same at n = 1920", "figure", "ranks", "n7_ranks_large", large_ranks),
+    Claim("N8", "early stopping regularises as GD", "figure", "early_stopping", "n8_noise", early_stopping),
     Claim("N9", "step sizes in [0.2, 2] hardly matter", "[0.2, 2]", "step_sizes", "n9_step_sizes", step_sizes),
     Claim("N10", "stopping on ||D_l - D_(l-1)|| suffices", "no number", "stopping", "n10_stopping", stopping),
     Claim("N11", "stable for any kappa", "tested to 1e5", "error_map", "n11_error_map", stability),

@@ -215,6 +215,24 @@ def error_map(r: common.Results) -> Figure:
     return figure
 
 
+def early_stopping(r: common.Results) -> Figure:
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.9), sharey=True)
+    panels = (
+        ("centralised", (("paper", "paper"), ("gd", "gd"))),
+        ("distributed", (("averaging", "averaging"), ("gd", "gd"))),
+    )
+    for ax, (regime, methods) in zip(axes, panels, strict=True):
+        for name, method in methods:
+            errors = r[f"{regime}_{name}"]
+            band(ax, steps_axis(errors), errors, method)
+        level = float(np.median(r["lstsq"]))
+        ax.axhline(level, color=COLOURS["lstsq"], lw=0.9, ls="--", label="least squares")
+        ax.set(xscale="log", yscale="log", xlabel="iteration" if regime == "centralised" else "round", title=regime)
+    axes[0].set_ylabel("relative error of the clean D")
+    figure.legend(*_merged(*axes), loc="outside lower center", ncols=4)
+    return figure
+
+
 def machines(r: common.Results) -> Figure:
     figure, ax = plt.subplots(figsize=(3.8, 2.9))
     shades = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(r["counts"])))
@@ -251,6 +269,7 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "n4_ranks": ("ranks", small_ranks),
     "n7_ranks_large": ("ranks", large_ranks),
     "n6_families": ("families", families),
+    "n8_noise": ("early_stopping", early_stopping),
     "n9_step_sizes": ("step_sizes", step_sizes),
     "n10_stopping": ("stopping", stopping),
     "n11_error_map": ("error_map", error_map),

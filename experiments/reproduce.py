@@ -18,6 +18,7 @@ from experiments import (
     common,
     convergence,
     diversity,
+    early_stopping,
     error_map,
     families,
     kappa_sweep,
@@ -27,7 +28,7 @@ from experiments import (
     stopping,
 )
 
-EXPERIMENTS = (convergence, kappa_sweep, ranks, families, step_sizes, stopping, error_map, diversity)
+EXPERIMENTS = (convergence, kappa_sweep, ranks, families, step_sizes, stopping, error_map, early_stopping, diversity)
 NAMES = ("quick", "default", "full")
 
 

@@ -12,6 +12,7 @@ from experiments import (
     common,
     convergence,
     diversity,
+    early_stopping,
     error_map,
     families,
     kappa_sweep,
@@ -45,6 +46,7 @@ TINY = {
     "step_sizes": step_sizes.Config(n=12, runs=2, grid=4, batch=16, batches=2, emergent_n=12, emergent_kappas=(1e1,)),
     "stopping": stopping.Config(gapped_n=12, kahan_n=12, runs=2),
     "error_map": error_map.Config(n=12, exponents=(0, 4), runs=2),
+    "early_stopping": early_stopping.Config(n=12, runs=1, steps=STEPS, gd_steps=FIRST_ORDER),
     "diversity": diversity.Config(
         d=12, n=4, alphas=(1.0, 0.5, 0.1), caps=(600, 60, 60, 600), large=12, counts=(1, 2), repeats=1, runs=1
     ),
@@ -71,6 +73,12 @@ def tiny():
         return stored[module.ITEM]
 
     return get
+
+
+def test_early_stopping(tiny):
+    r = tiny(early_stopping)
+    assert r["distributed_averaging"].shape == (1, 10 * STEPS) and r["centralised_gd"].shape == (1, FIRST_ORDER)
+    assert r["centralised_paper"].min() <= 1.5 * r["lstsq"].min()
 
 
 def test_diversity(tiny):
