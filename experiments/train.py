@@ -76,11 +76,12 @@ def finish(run: Run) -> pretrained.Pretrained:
 
 
 def train(config: TrainConfig, out: pathlib.Path, progress: Progress, stop) -> pathlib.Path | None:
-    """Trains one setting to its end; None if stopped before."""
+    """Trains one setting to its end, unless its weights are there already; None if stopped before."""
     name = pretrained.name(config)
     result = out / f"{name}.npz"
-    if result.exists() and pretrained.read(result).config == config:
-        return result
+    for path in (result, pretrained.FOLDER / result.name):
+        if path.exists() and pretrained.read(path).config == config:
+            return path
     run = Run(config, out / name)
     bar = progress.add_task(name, total=config.steps, completed=run.step, loss="")
 
@@ -119,6 +120,11 @@ def model_card() -> str:
     return "\n".join(lines) + "\n"
 
 
+def ship(path: pathlib.Path):
+    (pretrained.FOLDER / path.name).write_bytes(path.read_bytes())
+    (pretrained.FOLDER / "MODELS.md").write_text(model_card())
+
+
 def main(_):
     logging.set_verbosity(logging.WARNING)  # the checkpoint manager tells its life story at INFO
     out = pathlib.Path(_OUT.value)
@@ -142,9 +148,8 @@ def main(_):
             path = train(config, out, progress, lambda: bool(stopped))
             if path is None:
                 return
-            if _SHIP.value:
-                (pretrained.FOLDER / path.name).write_bytes(path.read_bytes())
-                (pretrained.FOLDER / "MODELS.md").write_text(model_card())
+            if _SHIP.value and path.parent != pretrained.FOLDER:
+                ship(path)
     print(f"{len(configs)} run(s) are in {out}")
 
 
