@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from eagle_jax import machines
+from eagle_jax import accelerated, averaging
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal
 from eagle_jax.schedules import resolve
 from eagle_jax.solution import Method, Solution
@@ -67,7 +67,10 @@ def iterates_workers(A_blocks, B_blocks, C, *, rounds: int, method: Method, sche
 
 @partial(jax.jit, static_argnums=(3, 4, 5))
 def _iterates(A, B, C, rounds, method, fixed):
-    run = partial(machines.iterates, axis=_AXIS, rounds=rounds, method=method, fixed=fixed)
+    if method == Method.AVERAGING:
+        run = partial(averaging.iterates, axis=_AXIS, rounds=rounds, fixed=fixed)
+    else:
+        run = partial(accelerated.iterates, axis=_AXIS, rounds=rounds, method=method)
     return jax.vmap(run, in_axes=(0, 0, None), axis_name=_AXIS)(A, B, C)[0]
 
 

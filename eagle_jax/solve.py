@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from eagle_jax import engine, machines, plain
+from eagle_jax import accelerated, averaging, engine, machines, plain
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, resolve
 from eagle_jax.solution import Solution, Stats, Status
@@ -166,12 +166,12 @@ def _among_machines(A, B, C, axis_name, settings: Settings, acceleration) -> Sol
     if A.shape[1] == 0:  # this machine has nothing to say, but takes part
         A, B = (jnp.zeros((x.shape[0], 1), x.dtype) for x in (A, B))
     if acceleration in ("none", "freeze"):
-        return machines.average(A, B, C, axis_name, rtol, rcond, limit, fixed or PAPER, acceleration == "freeze")
+        return averaging.average(A, B, C, axis_name, rtol, rcond, limit, fixed or PAPER, acceleration == "freeze")
     if C is None:
-        return machines.estimate(A, B, axis_name, rtol, rcond, limit, acceleration)
+        return accelerated.estimate(A, B, axis_name, rtol, rcond, limit, acceleration)
     if B.shape[0] <= C.shape[1]:
-        return Prepared(machines.estimate(A, B, axis_name, rtol, rcond, limit, acceleration))(C)
-    return machines.solve(A, B, C, axis_name, rtol, rcond, limit, acceleration)
+        return Prepared(accelerated.estimate(A, B, axis_name, rtol, rcond, limit, acceleration))(C)
+    return accelerated.solve(A, B, C, axis_name, rtol, rcond, limit, acceleration)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))

@@ -5,8 +5,8 @@
     srun python -m experiments.distributed                (Slurm, Kubernetes, TPU: jax finds the rest by itself)
 
 No process holds all of A, except that rank 0 makes a small problem again to check the answer. The ranks first agree on
-the problem; if one of them dies or stalls, the others end with a message and a non-zero code. The first line takes 15 s
-on 2 CPU cores, nearly all of it compilation.
+the problem; if one of them dies or stalls, the others end with a message and a non-zero code. The first line takes 18 s
+of CPU time per process, nearly all of it compilation.
 """
 
 import dataclasses
@@ -146,7 +146,7 @@ def connect(address: str | None, count: int | None, rank: int | None, seconds: i
         count,
         rank,
         initialization_timeout=seconds,
-        heartbeat_timeout_seconds=max(2, seconds // 4),
+        heartbeat_timeout_seconds=max(5, seconds // 4),
         shutdown_timeout_seconds=seconds,
         coordinator_bind_address=address if loopback else None,  # None: it listens on every interface
     )

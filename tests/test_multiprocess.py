@@ -84,9 +84,14 @@ def test_a_killed_rank_ends_the_other(run_ranks, rank):
 
 
 def test_a_stalled_rank_trips_the_watchdog(run_ranks):
-    for rank, (code, output) in enumerate(run_ranks(*2 * ["--stall_rank=1 --timeout_seconds=14"])):
-        assert code == distributed.TIMED_OUT
-        assert f"rank {rank}, solving: no end after --timeout_seconds=14; a rank is missing, has stalled" in output
+    endings = run_ranks(*2 * ["--stall_rank=1 --timeout_seconds=14"])
+    barked = [
+        f"rank {r}, solving: no end after --timeout_seconds=14; a rank" in out for r, (_, out) in enumerate(endings)
+    ]
+    assert any(barked)
+    for (code, output), by_itself in zip(endings, barked, strict=True):
+        # If rank 0 started first, its time is up first, and jax may end rank 1 for want of a coordinator.
+        assert code == distributed.TIMED_OUT if by_itself else code != 0 and "another task died" in output
 
 
 def test_different_problems_are_named(run_ranks):
@@ -99,3 +104,4 @@ def test_the_launcher_ends_the_others():
     code, output = run_launcher("--local=2", "--die_rank=1", f"--timeout_seconds={ENOUGH_SECONDS - 10}")
     assert code == 128 + signal.SIGKILL
     assert "rank 1 ended with code -9" in output and "killing the ranks that have not ended" in output
+    assert "another task died" not in output  # rank 0 was not left to notice it by itself, 22 s later
