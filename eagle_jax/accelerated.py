@@ -416,6 +416,7 @@ def solve(A, B, C, axis, rtol, rcond, limit, acceleration) -> Solution:
     peers = Peers(axis)
     local = local_data(A, B, peers, rcond)
     C_scale = power_of_two(jnp.max(jnp.abs(C), axis=0, initial=0))[:, None]
+    local = local._replace(finite=local.finite & jnp.all(jnp.isfinite(C)))
     form, certify = probed(local, peers, C.T * C_scale)
     answer = accelerate(
         form,

@@ -9,6 +9,7 @@ from jax import lax
 
 from eagle_jax.scaling import power_of_two, step_budget
 from eagle_jax.schedules import SETTLE
+from eagle_jax.solution import DistributedStats, Method, Solution, Status
 from eagle_jax.spectral import energy_bound, norm, vary
 from eagle_jax.update import State, matmul, update
 
@@ -140,6 +141,16 @@ def local_data(A, B, peers: Peers, rcond) -> Local:
     return Local(
         machine, B, A_scale, B_scale, size, size_B, kappa, growth, peers.all(consistent), peers.all(capable), finite
     )
+
+
+def empty(value, A, B, axis) -> Solution:
+    """The answer if nothing is asked for, or A has no rows; machines still agree on whether the data is finite."""
+    finite = Peers(axis).all(jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(B)))
+    status = jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32)
+    none, zero, one = jnp.asarray(0, jnp.int32), jnp.zeros((), A.dtype), jnp.ones((), A.dtype)
+    floats, method = jnp.zeros((), jnp.float32), jnp.asarray(Method.PROJECTOR, jnp.int32)
+    stats = DistributedStats(none, none, zero, zero, one, method, none, floats, jnp.asarray(False))
+    return Solution(value, status, stats)
 
 
 def rows(x, y):

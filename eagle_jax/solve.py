@@ -163,6 +163,9 @@ def _among_machines(A, B, C, axis_name, settings: Settings, acceleration) -> Sol
         raise ValueError(
             f'schedule={fixed} is for the plain iteration; with axis_name, use acceleration="none" or "freeze"'
         )
+    wide = A.shape[0] if C is None else C.shape[1]
+    if 0 in (A.shape[0], B.shape[0], wide):
+        return machines.empty(jnp.zeros((B.shape[0], wide), A.dtype), A, B, axis_name)
     if A.shape[1] == 0:  # this machine has nothing to say, but takes part
         A, B = (jnp.zeros((x.shape[0], 1), x.dtype) for x in (A, B))
     if acceleration in ("none", "freeze"):

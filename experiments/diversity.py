@@ -89,7 +89,13 @@ def alpha_sweep(cfg: Config) -> common.Results:
             if j == 0:
                 shown = [history(problem, method, _SHOWN) for method in METHODS]
                 curves.append([common.relative_errors(h, problem.D) for h in shown])
-    return {"alphas": np.array(cfg.alphas), "index": index, "rounds": rounds, "curves": np.array(curves)}
+    return {
+        "alphas": np.array(cfg.alphas),
+        "index": index,
+        "rounds": rounds,
+        "curves": np.array(curves),
+        "caps": np.array(cfg.caps),
+    }
 
 
 def machine_sweep(cfg: Config) -> common.Results:

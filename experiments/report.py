@@ -240,7 +240,7 @@ def machines(r: common.Results) -> Figure:
         ax.plot(steps_axis(errors), np.clip(errors, FLOOR, None), color=colour, label=f"M = {count}")
     ax.axhline(1e-2, color="#999999", lw=0.9, ls=":")
     ax.axvline(15, color="#999999", lw=0.9, ls=":")
-    ax.annotate("the paper's 15 rounds to 1e-2", (15, 1e-2), (14.5, 2e-16), ha="right", fontsize=8, color="#666666")
+    ax.annotate("paper: 15 rounds to 1e-2", (15, 1e-2), (15.4, 0.15), fontsize=8, color="#666666")
     ax.set(yscale="log", xlabel="round", ylabel="relative error of D", ylim=(1e-16, 3))
     ax.legend()
     return figure
