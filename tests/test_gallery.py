@@ -7,6 +7,8 @@ import eagle_jax
 from eagle_jax import Status, problems
 from tests import helpers
 
+pytestmark = pytest.mark.usefixtures("cheap_compilation")
+
 SIZES = {
     "hilbert": (4, 9),
     "kahan": (30, 60),

@@ -117,6 +117,7 @@ def test_every_lane_has_its_own_status(dtype, schedule):
         eagle_jax.raise_if_failed(eagle_jax.Solution(value, status, _))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["optimal", pytest.param("paper", marks=pytest.mark.slow)])
 def test_eager_equals_compiled(x64, schedule):
     case = helpers.make_case(5, 4, np.float64, kappa=3)
@@ -194,7 +195,7 @@ def test_memory_is_a_small_multiple_of_the_input(x64, shape):
     assert used <= 4 * memory.argument_size_in_bytes, used / memory.argument_size_in_bytes
 
 
-def test_settings_are_obeyed(x64):
+def test_settings_are_obeyed(x64, cheap_compilation):
     case = helpers.make_case(10, 10, np.float64, kappa=1e6)
     for schedule in ("optimal", "paper"):
         _, status, stats = eagle_jax.solve(case.A, case.B, case.C, max_steps=2, schedule=schedule)
@@ -206,7 +207,7 @@ def test_settings_are_obeyed(x64):
         assert loose.stats.steps <= tight.stats.steps
 
 
-def test_rcond_regularises(x64):
+def test_rcond_regularises(x64, cheap_compilation):
     """A singular value of 1e-9 is dropped for rcond = 1e-5, and kept for rcond = 1e-12."""
     rng = np.random.default_rng(0)
     A = helpers.with_spectrum(rng, 9, 9, [1.0, 0.8, 0.5, 1e-9])
@@ -237,7 +238,7 @@ def test_wide_data_is_answered_by_its_gram_matrix(x64, rows):
     np.testing.assert_allclose(W, expected, atol=1e-10 * float(np.linalg.norm(expected)))
 
 
-def test_large_condition_numbers_in_a_batch(x64):
+def test_large_condition_numbers_in_a_batch(x64, cheap_compilation):
     """Square systems up to kappa = 1e12, each lane within a modest multiple of eps kappa."""
     rng = np.random.default_rng(0)
     kappas = np.repeat([1e2, 1e9, 1e11, 1e12], 6)
@@ -271,7 +272,7 @@ def test_the_largest_numbers_are_finite():
     np.testing.assert_allclose(x, [1.0, 0.5, 0.25], rtol=1e-5)
 
 
-def test_more_steps_do_not_worsen_the_status():
+def test_more_steps_do_not_worsen_the_status(cheap_compilation):
     rng = np.random.default_rng(3)
     A = rng.standard_normal((9, 9)).astype(np.float32)
     A[4:] = A[:5]
