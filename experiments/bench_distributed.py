@@ -15,7 +15,7 @@ import numpy as np
 from absl import app, flags
 
 import eagle_jax
-from eagle_jax import Method, Status, problems
+from eagle_jax import Method, Status, problems, theory
 from experiments import common, diversity
 
 _D = flags.DEFINE_integer("d", 240, "rows of A")
@@ -39,6 +39,10 @@ def consistent_rows(d: int) -> list[dict]:
             {
                 "alpha": alpha,
                 "rounds": rounds,
+                "predicted": {
+                    name: theory.predicted_rounds(1e3, alpha, diversity.TARGET, acceleration=acceleration)
+                    for name, acceleration in (("averaging", "none"), ("krylov", "krylov"))
+                },
                 "floats": {name: _floats(name, k, d) for name, k in rounds.items()} | {"gram": _floats("gram", 1, d)},
                 "frozen rounds / plain rounds": int(plain["freeze"].stats.rounds) / int(plain["none"].stats.rounds),
                 "auto": _described(solution, problem.D),
@@ -101,6 +105,7 @@ def main(_):
         auto = row["auto"]
         end = f"   {auto['method']}, {auto['rounds']} ({auto['floats'] / 1e3:.1f}), error {auto['error']:.0e}"
         print(f"{row['alpha']:7.3g}" + "".join(f"{cell:>16s}" for cell in cells) + end)
+        print("predicted" + "".join(f"{row['predicted'][name]:>14.0f}  " for name in ("averaging", "krylov")))
     noisy = noisy_rows()
     print("10 % noise, d = 120, 4 machines of 600 iid columns, kappa(E) = 1e6:")
     for name, value in noisy[0].items():
