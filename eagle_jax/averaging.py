@@ -52,7 +52,8 @@ def average(A, B, C, axis, rtol, rcond, limit, fixed: FixedSteps, freeze: bool) 
         unexplained = inconsistency(local, peers, rtol)
         inconsistent = ~local.consistent | (unexplained > 100 * jnp.finfo(A.dtype).eps)
     failed = jnp.where(c.steps >= limit, Status.MAX_STEPS, Status.STAGNATED)
-    status = jnp.where(inconsistent, Status.INCONSISTENT, jnp.where(c.done, Status.CONVERGED, failed))
+    trusted = c.done & (c.iterate.settled | ~_drowned(local, peers, c.steps, fixed, rtol))
+    status = jnp.where(inconsistent, Status.INCONSISTENT, jnp.where(trusted, Status.CONVERGED, failed))
     D = c.best * loop.scale
     status = jnp.where(jnp.all(jnp.isfinite(D)) & ~jnp.isnan(c.errors.merit), status, Status.BREAKDOWN)
     finite = local.finite & jnp.all(jnp.isfinite(loop.scale))
@@ -65,6 +66,15 @@ def average(A, B, C, axis, rtol, rcond, limit, fixed: FixedSteps, freeze: bool) 
         c.steps, none, c.errors.backward, size, local.kappa, method, c.steps, floats, floats > d * (d + 1) / 2
     )
     return Solution(jnp.where(finite, D, jnp.nan), status, stats)
+
+
+def _drowned(local: Local, peers: Peers, steps, fixed: FixedSteps, rtol):
+    """Whether rounding noise in a deficient machine's null space, which every Update raises, may have reached D."""
+    A, U = local.machine.A, local.machine.U
+    columns = jnp.sum(jnp.any(A != 0, axis=0))
+    full = norm(U) ** 2 > jnp.minimum(columns, A.shape[0]).astype(A.dtype) - 0.5
+    raised = jnp.finfo(A.dtype).eps * jnp.asarray(1 / fixed.contraction, A.dtype) ** steps.astype(A.dtype)
+    return ~peers.all(full) & (raised**2 > rtol)  # D has it twice, through A and through B
 
 
 def _average_step(move, blocks, settled, *, peers: Peers, fixed: FixedSteps, freeze: bool):

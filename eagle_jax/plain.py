@@ -1,6 +1,6 @@
 """The paper's iteration with constant (eta, gamma), run to a residual instead of to a fixed depth."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def stationarity(state: State):
 
 
 class _Loop(NamedTuple):
-    iterate: tuple
+    iterate: Any
     best: jax.Array
     errors: Errors  # of `best`
     current: jax.Array  # merit of `iterate`

@@ -33,7 +33,8 @@ _MESSAGES = {
     ),
     Status.STAGNATED: (
         "rounding stopped the progress before the backward error reached rtol; the best iterate is returned. "
-        "Raise rtol to stats.backward_error, use float64, or rescale the rows of A."
+        "Raise rtol to stats.backward_error, use float64, or rescale the rows of A; for averaged machines of deficient "
+        'rank, use acceleration="freeze".'
     ),
     Status.NONFINITE: "an input holds NaN or Inf; clean A, B, C before solving. The value is all NaN.",
     Status.BREAKDOWN: (

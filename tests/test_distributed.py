@@ -157,6 +157,19 @@ def test_joint_range_that_is_not_everything(x64):
         assert error(s.value, wanted(A, B, C)) < 1e-11
 
 
+def test_averaging_does_not_trust_deficient_machines_for_long(x64):
+    rng = np.random.default_rng(0)
+    ranges = rng.standard_normal((D, 8))
+    A = [ranges[:, i : i + 4] @ rng.standard_normal((4, 9)) for i in (0, 1, 2, 4)]
+    W = rng.standard_normal((2, D))
+    B, C = [W @ a for a in A], sum(A) @ rng.standard_normal((9, 3))
+    plain, frozen = (eagle_jax.solve_workers(A, B, C, acceleration=a) for a in ("none", "freeze"))
+    assert error(plain.value, wanted(A, B, C)) > 1e-6  # null-space noise, raised by 3/2 a round
+    assert Status(int(plain.status)) is Status.STAGNATED
+    assert error(frozen.value, wanted(A, B, C)) < 1e-11
+    assert Status(int(frozen.status)) is Status.CONVERGED
+
+
 @pytest.mark.parametrize("noise", [slow(0.0), 0.1])
 def test_any_number_of_devices_gives_the_same_answer(x64, noise):
     A, B, C = blocks(jnp.float64, 41, count=1, noise=noise)
