@@ -24,11 +24,11 @@ from jax import lax
 
 from eagle_jax.certificate import Errors, judge, worst
 from eagle_jax.engine import DEEPEST, condition_energy, in_range, krylov_start, krylov_step
-from eagle_jax.machines import MOST_ROUNDS, Local, Machine, Peers, local_data, rows
+from eagle_jax.machines import MOST_ROUNDS, Local, Machine, Peers, local_data
 from eagle_jax.scaling import power_of_two
 from eagle_jax.schedules import SETTLE
 from eagle_jax.solution import DistributedStats, Method, Solution, Status
-from eagle_jax.spectral import energy_bound, norm, safe_divide, vary
+from eagle_jax.spectral import energy_bound, norm, rows, safe_divide, vary
 from eagle_jax.update import matmul
 
 
@@ -144,27 +144,31 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
     Returns (z, iterations, slow); slow if the pace so far predicts more than `budget` iterations.
     """
     start = krylov_start(multiply, r)
-    drop = jnp.maximum(needed, DEEPEST).astype(r.dtype)
+    step = partial(krylov_step, multiply, blind=blind)
+    state, i, slow = _iterated(step, start, lambda s: s.energy, needed, budget, grace=16)
+    return state.z, i, slow
+
+
+def _iterated(step, start, energy, needed, budget, grace):
+    """Steps until energy(state)^(1/2) has fallen by `needed`, or its pace after `grace` steps promises nothing.
+
+    Returns (state, steps, whether it is not there).
+    """
+    energy0 = energy(start)
+    drop = jnp.maximum(needed, DEEPEST).astype(energy0.dtype)
 
     def reduction(state):
-        return jnp.sqrt(jnp.max(safe_divide(state.energy, start.energy)))
+        return jnp.sqrt(jnp.max(safe_divide(energy(state), energy0)))
 
     def more(c):
         state, i = c
-        return _worthwhile(reduction(state), drop, i, budget, grace=16)
+        now = reduction(state)
+        predicted = i.astype(now.dtype) * jnp.log(drop) / jnp.minimum(jnp.log(now), -1e-6)
+        return (now > drop) & (i < budget) & ((i < grace) | (predicted < budget))
 
-    def step(c):
-        state, i = c
-        return krylov_step(multiply, state, blind), i + 1
-
-    state, i = lax.while_loop(more, step, vary((start, jnp.asarray(0, jnp.int32)), start.rE))
-    return state.z, i, reduction(state) > drop
-
-
-def _worthwhile(reduction, wanted, i, budget, grace):
-    """Whether to iterate further: not yet there, and the pace so far, after `grace` iterations, promises to be."""
-    predicted = i.astype(reduction.dtype) * jnp.log(wanted) / jnp.minimum(jnp.log(reduction), -1e-6)
-    return (reduction > wanted) & (i < budget) & ((i < grace) | (predicted < budget))
+    carry = vary((start, jnp.asarray(0, jnp.int32)), energy0)
+    state, i = lax.while_loop(more, lambda c: (step(c[0]), c[1] + 1), carry)
+    return state, i, reduction(state) > drop
 
 
 def preconditioned(form, budget) -> Way:
@@ -173,7 +177,6 @@ def preconditioned(form, budget) -> Way:
     H = mean (A^u A^u^T)^-1 is at least M (sum A^u A^u^T)^-1, by convexity of the inverse, which bounds ||P R||.
     """
     machine, peers = form.machine, form.peers
-
     multiply, precondition = by_gram(machine, peers), by_mean_inverse(machine, peers)
 
     def residual(X):
@@ -228,22 +231,9 @@ def gradients_step(multiply, precondition, state: Gradients) -> Gradients:
 
 def conjugate_gradients(multiply, precondition, r, z, needed, budget):
     """Rows y with y G ~ r, z = r H; needed is the reduction of <r H, r>^(1/2). Returns (y, iterations, slow)."""
-    start = gradients_start(r, z)
-    drop = jnp.maximum(needed, DEEPEST).astype(r.dtype)
-
-    def reduction(state):
-        return jnp.sqrt(jnp.max(safe_divide(state.rz, start.rz)))
-
-    def more(c):
-        state, i = c
-        return _worthwhile(reduction(state), drop, i, budget, grace=4)
-
-    def step(c):
-        state, i = c
-        return gradients_step(multiply, precondition, state), i + 1
-
-    state, i = lax.while_loop(more, step, vary((start, jnp.asarray(0, jnp.int32)), start.y))
-    return state.y, i, reduction(state) > drop
+    step = partial(gradients_step, multiply, precondition)
+    state, i, slow = _iterated(step, gradients_start(r, z), lambda s: s.rz, needed, budget, grace=4)
+    return state.y, i, slow
 
 
 def gram(form, budget) -> Way:

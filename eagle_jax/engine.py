@@ -25,7 +25,7 @@ from eagle_jax.certificate import Errors, backward_error, times_transpose, worst
 from eagle_jax.scaling import power_of_two, step_budget
 from eagle_jax.schedules import CYCLE, LIFT, SETTLE
 from eagle_jax.solution import Stats, Status
-from eagle_jax.spectral import energy_bound, norm, safe_divide, vary
+from eagle_jax.spectral import energy_bound, norm, rows, safe_divide, vary
 from eagle_jax.update import State, matmul, update, update_energy
 
 # Below this side length a thin batched product costs about as much as a full one, so whole cycles of Updates run
@@ -77,8 +77,8 @@ def krylov_start(multiply, r) -> Krylov:
 def krylov_step(multiply, state: Krylov, blind) -> Krylov:
     """One conjugate-residual iteration, a row at a time."""
     z, r, p, rE, pE, energy = state
-    size = _rows(pE, pE)
-    alpha = jnp.where(size > blind**2 * _rows(p, p), safe_divide(energy, size), 0)
+    size = rows(pE, pE)
+    alpha = jnp.where(size > blind**2 * rows(p, p), safe_divide(energy, size), 0)
     z, r = z + alpha * p, r - alpha * pE
     rE, fresh = multiply(r)
     beta = safe_divide(fresh, energy)
@@ -130,7 +130,7 @@ def by_energy(E):
 
     def multiply(r):
         rE = matmul(r, E)
-        return rE, jnp.maximum(_rows(r, rE), 0)
+        return rE, jnp.maximum(rows(r, rE), 0)
 
     return multiply
 
@@ -140,13 +140,9 @@ def by_factor(M):
 
     def multiply(r):
         rM = matmul(r, M)
-        return matmul(rM, M.T), _rows(rM, rM)
+        return matmul(rM, M.T), rows(rM, rM)
 
     return multiply
-
-
-def _rows(x, y):
-    return jnp.sum(x * y, axis=-1, keepdims=True)
 
 
 class Carry(NamedTuple):
@@ -340,8 +336,8 @@ def _projected(c: Carry, minimum_norm):
     """The same where Q M is a partial isometry: all that is not rounding noise has been raised to 1."""
     s, dtype = c.M.shape[0], c.M.dtype
     # ||(I - E) M|| by random rows: the chance that all eight miss it by a factor of ten is below 1e-8.
-    rows = jnp.asarray(np.random.default_rng(2).standard_normal((8, s)) / 8**0.5, dtype)
-    settled = norm(matmul(rows - matmul(rows, c.E), c.M)) <= 10 * jnp.finfo(dtype).eps * c.growth * s**0.5
+    probes = jnp.asarray(np.random.default_rng(2).standard_normal((8, s)) / 8**0.5, dtype)
+    settled = norm(matmul(probes - matmul(probes, c.E), c.M)) <= 10 * jnp.finfo(dtype).eps * c.growth * s**0.5
     partial_isometry = jnp.where(settled, 1.01, jnp.inf)
     if minimum_norm:
         return lambda R, _: partial_isometry * norm(matmul(R, c.E), -1)

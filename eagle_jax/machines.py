@@ -10,7 +10,7 @@ from jax import lax
 from eagle_jax.scaling import power_of_two, step_budget
 from eagle_jax.schedules import SETTLE
 from eagle_jax.solution import DistributedStats, Method, Solution, Status
-from eagle_jax.spectral import energy_bound, norm, vary
+from eagle_jax.spectral import energy_bound, norm, rows, vary
 from eagle_jax.update import State, matmul, update
 
 ACCELERATIONS = ("none", "freeze", "krylov", "auto")
@@ -151,8 +151,3 @@ def empty(value, A, B, axis) -> Solution:
     floats, method = jnp.zeros((), jnp.float32), jnp.asarray(Method.PROJECTOR, jnp.int32)
     stats = DistributedStats(none, none, zero, zero, one, method, none, floats, jnp.asarray(False))
     return Solution(value, status, stats)
-
-
-def rows(x, y):
-    """Inner products of corresponding rows, as a column."""
-    return jnp.sum(x * y, axis=-1, keepdims=True)

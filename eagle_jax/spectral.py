@@ -27,6 +27,11 @@ def norm(x, axis=None, keepdims=False):
     return jnp.sqrt(jnp.sum(x * x, axis=axis, keepdims=keepdims))
 
 
+def rows(x, y):
+    """Inner products of corresponding rows, as a column."""
+    return jnp.sum(x * y, axis=-1, keepdims=True)
+
+
 def energy_bound(E):
     """Upper bound on the largest eigenvalue of the positive semidefinite E.
 
