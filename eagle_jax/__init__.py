@@ -10,7 +10,17 @@ import jaxlib.version as _jaxlib_version
 from eagle_jax.blocks import Blocks
 from eagle_jax.distributed import estimate_sharded, estimate_workers, ledger, solve_sharded, solve_workers
 from eagle_jax.schedules import EMERGENT, PAPER, FixedSteps
-from eagle_jax.solution import DistributedStats, Method, Solution, SolveError, Stats, Status, raise_if_failed
+from eagle_jax.sketch import Sketch
+from eagle_jax.solution import (
+    DistributedStats,
+    Method,
+    SketchedStats,
+    Solution,
+    SolveError,
+    Stats,
+    Status,
+    raise_if_failed,
+)
 from eagle_jax.solve import Prepared, Trajectory, estimate, lstsq, prepare, solve, trajectory
 from eagle_jax.spectral import condition_number, diversity_index
 from eagle_jax.update import State, update, update_estimate
@@ -25,6 +35,8 @@ __all__ = [
     "FixedSteps",
     "Method",
     "Prepared",
+    "Sketch",
+    "SketchedStats",
     "Solution",
     "SolveError",
     "State",

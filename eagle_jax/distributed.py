@@ -79,26 +79,32 @@ def _sharded(function, sharded, replicated, mesh: Mesh, axis: str, options):
         raise ValueError(f"axis={axis!r} is not an axis of the mesh; expected one of {mesh.axis_names}")
     padding = -sharded[0].shape[1] % mesh.shape[axis]
     sharded = [jnp.pad(x, ((0, 0), (0, padding))) if padding else x for x in sharded]
-    return _run_sharded(function, tuple(sharded), replicated, mesh, axis, tuple(sorted(options.items())))
+    sketch = options.pop("sketch", None)
+    return _run_sharded(function, tuple(sharded), replicated, sketch, mesh, axis, tuple(sorted(options.items())))
 
 
-@partial(jax.jit, static_argnums=(0, 3, 4, 5))
-def _run_sharded(function, sharded, replicated, mesh: Mesh, axis: str, options):
+@partial(jax.jit, static_argnums=(0, 4, 5, 6))
+def _run_sharded(function, sharded, replicated, sketch, mesh: Mesh, axis: str, options):
     columns, everywhere = PartitionSpec(None, axis), PartitionSpec()
-    specs = (columns,) * len(sharded) + (everywhere,) * len(replicated)
-    run = partial(function, axis_name=axis, **dict(options))
-    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=everywhere)(*sharded, *replicated)
+
+    def run(sharded, replicated, sketch):
+        return function(*sharded, *replicated, axis_name=axis, sketch=sketch, **dict(options))
+
+    specs = (columns, everywhere, everywhere)
+    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=everywhere)(sharded, replicated, sketch)
 
 
 def _worked(function, A, B, replicated, options):
-    return _run_workers(function, A, B, replicated, tuple(sorted(options.items())))
+    sketch = options.pop("sketch", None)
+    return _run_workers(function, A, B, replicated, sketch, tuple(sorted(options.items())))
 
 
-@partial(jax.jit, static_argnums=(0, 4))
-def _run_workers(function, A, B, replicated, options):
-    run = partial(function, axis_name=_AXIS, **dict(options))
-    in_axes = (0, 0) + (None,) * len(replicated)
-    solution = jax.vmap(run, in_axes=in_axes, axis_name=_AXIS)(A, B, *replicated)
+@partial(jax.jit, static_argnums=(0, 5))
+def _run_workers(function, A, B, replicated, sketch, options):
+    def run(A, B):
+        return function(A, B, *replicated, axis_name=_AXIS, sketch=sketch, **dict(options))
+
+    solution = jax.vmap(run, axis_name=_AXIS)(A, B)
     return jax.tree.map(lambda x: x[0], solution)
 
 

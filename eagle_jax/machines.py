@@ -109,6 +109,26 @@ class Peers(NamedTuple):
     def all(self, flag):
         return lax.pmin(flag.astype(jnp.int32), self.axis) > 0
 
+    def fold(self, key):
+        """A key of this machine's own."""
+        return jax.random.fold_in(key, lax.axis_index(self.axis))
+
+
+class Alone:
+    """What `Peers` does, for one machine without peers."""
+
+    def sum(self, x):
+        return x
+
+    def mean(self, x):
+        return x
+
+    def largest(self, *scalars):
+        return jnp.stack(scalars)
+
+    def fold(self, key):
+        return key
+
 
 class Local(NamedTuple):
     """A machine's data after scaling by powers of two that all machines share."""

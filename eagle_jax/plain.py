@@ -14,7 +14,7 @@ from eagle_jax.spectral import energy_bound, norm, safe_divide, vary
 from eagle_jax.update import State, matmul, update, update_estimate
 
 # A residual this much larger than at the start is divergence, not a detour.
-_DIVERGED = 1e3
+DIVERGED = 1e3
 
 
 def scaled_state(A, B, C) -> State:
@@ -51,7 +51,7 @@ def run(iterate, advance, measure, value, rtol, limit) -> _Loop:
     first, _ = measure(iterate, zero)
 
     def more(c: _Loop):
-        return ~c.done & (c.steps < limit) & (c.current < _DIVERGED)
+        return ~c.done & (c.steps < limit) & (c.current < DIVERGED)
 
     def body(c: _Loop):
         iterate = advance(c.iterate)
@@ -139,7 +139,7 @@ def _finish(c: _Loop, value, scales, size, exhausted, fixed) -> Solution:
     late = c.best_step >= c.steps - 6
     out_of_steps = jnp.where(late, Status.RANK_CUTOFF, Status.STAGNATED) if exhausted is None else exhausted
     status = jnp.where(c.done, Status.CONVERGED, out_of_steps)
-    broken = ~c.done & ~(c.current < _DIVERGED) | ~jnp.all(jnp.isfinite(value))
+    broken = ~c.done & ~(c.current < DIVERGED) | ~jnp.all(jnp.isfinite(value))
     status = jnp.where(broken, Status.BREAKDOWN, status)
     finite = jnp.isfinite(scales)
     status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)

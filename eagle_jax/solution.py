@@ -41,8 +41,8 @@ _MESSAGES = {
         "the iteration or the final rescaling overflowed; use a stable schedule (eta < 1, gamma < 2) or float64."
     ),
     Status.INCONSISTENT: (
-        "the machines' data is not B = W A for any W, and averaging over machines then ends at a mean of local "
-        'solutions, which is not B A^+ C; use acceleration="auto".'
+        "the data is not B = W A for any W. Averages over machines and sketches then end elsewhere than at B A^+ C; "
+        'use acceleration="auto" for machines, schedule="optimal" with a sketch.'
     ),
 }
 
@@ -60,6 +60,24 @@ class Stats(NamedTuple):
 
     steps: jax.Array
     inner_steps: jax.Array
+    backward_error: jax.Array
+    norm: jax.Array
+    condition: jax.Array
+
+
+class SketchedStats(NamedTuple):
+    """Measured during a sketched solve.
+
+    Attributes:
+      steps: sketches used.
+      dense_steps: Updates of the whole A afterwards; 0 if the sketches were enough.
+      backward_error: estimate of ||B - W A|| / ||B|| from random columns; after dense steps as in `Stats`.
+      norm: ||A||_F.
+      condition: estimate of ||A|| / (smallest singular value that the sketches resolved).
+    """
+
+    steps: jax.Array
+    dense_steps: jax.Array
     backward_error: jax.Array
     norm: jax.Array
     condition: jax.Array
@@ -105,7 +123,7 @@ class Solution(NamedTuple):
 
     value: jax.Array
     status: jax.Array
-    stats: Any  # Stats, or DistributedStats
+    stats: Any  # Stats, SketchedStats or DistributedStats
 
 
 class SolveError(RuntimeError):

@@ -1,16 +1,17 @@
 """The public drivers: solve, estimate, lstsq, prepare, and trajectory."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from eagle_jax import accelerated, averaging, engine, machines, plain
+from eagle_jax import accelerated, averaging, engine, machines, plain, sketched
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, resolve
-from eagle_jax.solution import Solution, Stats, Status
+from eagle_jax.sketch import Sketch
+from eagle_jax.solution import SketchedStats, Solution, Stats, Status
 from eagle_jax.spectral import condition_number, norm, safe_divide, vary
 from eagle_jax.update import State, matmul
 
@@ -25,7 +26,17 @@ class Settings(NamedTuple):
 
 
 def solve(
-    A, B, C, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, axis_name=None, acceleration="auto"
+    A,
+    B,
+    C,
+    *,
+    rtol=None,
+    rcond=None,
+    max_steps=None,
+    schedule=OPTIMAL,
+    sketch: Sketch | None = None,
+    axis_name=None,
+    acceleration="auto",
 ) -> Solution:
     """Fills in the hidden block of [[A, C], [B, D]]: `value` = D = B A^+ C (d' x n').
 
@@ -42,27 +53,38 @@ def solve(
       max_steps: stop after that many Updates of A.
       schedule: "optimal" (default), "paper" (eta=1/3, gamma=1), "emergent", or a pair (eta, gamma). Anything but
         "optimal" runs the paper's plain iteration and stops on the residual of C.
+      sketch: a `Sketch`: no step costs more than O(n d r), where d x n x d is too much. `stats` is a `SketchedStats`,
+        max_steps counts sketches, and the backward error is estimated from random columns. "optimal" ends at B A^+ C
+        for all data, by dense steps if n/r sketches were not enough (B != W A); with max_steps it does not, and says
+        so. Other schedules are the paper's sketched steps, for B = W A (else the status is INCONSISTENT). r = n is the
+        same as no sketch.
       axis_name: inside `shard_map` or `vmap` over an axis of that name, A and B are this machine's columns of the whole
         A and B, C is replicated, and so are the results. Only blocks of the size of C and D cross machines, or half
         a d x d matrix where that takes fewer floats. `stats` is a `DistributedStats`; max_steps counts rounds.
       acceleration: with axis_name only. "none" and "freeze" are the paper's averaging, for B = W A (else the status is
-        INCONSISTENT); "krylov" reaches its limit in fewer rounds; "auto" is right for all data.
+        INCONSISTENT); "krylov" reaches its limit in fewer rounds; "auto" is right for all data. Machines that sketch
+        average: there "auto" is "none".
     """
     A, B, C = as_blocks(A, B, C)
-    if axis_name is not None:
-        return _among_machines(A, B, C, axis_name, _settings(A, rtol, rcond, max_steps, schedule), acceleration)
-    return _solve(A, B, C, _settings(A, rtol, rcond, max_steps, schedule))
+    return _dispatch(A, B, C, _settings(A, rtol, rcond, max_steps, schedule), sketch, axis_name, acceleration)
 
 
 def estimate(
-    A, B, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, axis_name=None, acceleration="auto"
+    A,
+    B,
+    *,
+    rtol=None,
+    rcond=None,
+    max_steps=None,
+    schedule=OPTIMAL,
+    sketch: Sketch | None = None,
+    axis_name=None,
+    acceleration="auto",
 ) -> Solution:
     """The parameter W* = B A^+ (d' x d) in `value`; the minimum-norm minimiser of ||W A - B||. See `solve`."""
     A, B = as_matrices(A=A, B=B)
     check_equal("columns", "B", B.shape[1], "A", A.shape[1])
-    if axis_name is not None:
-        return _among_machines(A, B, None, axis_name, _settings(A, rtol, rcond, max_steps, schedule), acceleration)
-    return _estimate(A, B, _settings(A, rtol, rcond, max_steps, schedule))
+    return _dispatch(A, B, None, _settings(A, rtol, rcond, max_steps, schedule), sketch, axis_name, acceleration)
 
 
 def lstsq(a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Solution:
@@ -111,15 +133,18 @@ class Trajectory(NamedTuple):
     final: State
 
 
-def trajectory(A, B, C, *, steps: int, schedule="paper") -> Trajectory:
-    """Runs `steps` plain Updates and keeps their history; `schedule` is "paper", "emergent" or (eta, gamma)."""
+def trajectory(A, B, C, *, steps: int, schedule="paper", sketch: Sketch | None = None) -> Trajectory:
+    """Runs `steps` plain Updates and keeps their history; `schedule` is "paper", "emergent" or (eta, gamma).
+
+    With a sketch they are sketched Updates, and "optimal" is known too: A_l and C_l are then what deflation has left.
+    """
     A, B, C = as_blocks(A, B, C)
-    fixed = resolve(schedule)
-    if fixed is None:
+    fixed, sketch = resolve(schedule), _useful(sketch, A)
+    if fixed is None and sketch is None:
         raise ValueError('trajectory follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)')
     if not (isinstance(steps, int) and steps >= 1):
         raise ValueError(f"steps={steps}; expected a positive integer")
-    return _trajectory(A, B, C, steps, fixed)
+    return _trajectory(A, B, C, sketch, steps, fixed)
 
 
 def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
@@ -133,6 +158,41 @@ def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
     if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
         raise ValueError(f"max_steps={max_steps}; expected a positive integer, or None for what rcond allows")
     return Settings(rtol, rcond, max_steps, resolve(schedule))
+
+
+def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, axis_name, acceleration) -> Solution:
+    sketch = _useful(sketch, A)
+    if axis_name is not None:
+        return _among_machines(A, B, C, axis_name, settings, sketch, acceleration)
+    if sketch is None or 0 in (*A.shape, B.shape[0]) or (C is not None and C.shape[1] == 0):
+        return _estimate(A, B, settings) if C is None else _solve(A, B, C, settings)
+    return _sketched(A, B, C, sketch, settings)
+
+
+def _useful(sketch: Sketch | None, A) -> Sketch | None:
+    """Checked, and None if it leaves nothing out."""
+    if sketch is None:
+        return None
+    if not isinstance(sketch, Sketch):
+        raise TypeError(f"sketch={sketch!r}; expected an eagle_jax.Sketch, e.g. Sketch(60, jax.random.key(0))")
+    sketch.check(A.shape[1])
+    return None if sketch.r == A.shape[1] else sketch
+
+
+@partial(jax.jit, static_argnums=4)
+def _sketched(A, B, C, sketch: Sketch, settings: Settings) -> Solution:
+    if settings.schedule is not None:
+        return sketched.run_plain(A, B, C, sketch, None, *settings[:3], settings.schedule)
+    answer = sketched.run_deflation(A, B, C, sketch, *settings[:3])
+    if settings.max_steps is not None:
+        return answer
+
+    def densely(A, B, C, sketches):
+        value, status, stats = _estimate(A, B, settings) if C is None else _solve(A, B, C, settings)
+        return Solution(value, status, SketchedStats(sketches, stats.steps, *stats[2:]))
+
+    answered = (answer.status == int(Status.CONVERGED)) | (answer.status == int(Status.NONFINITE))
+    return engine.unless(answered, answer, densely, A, B, C, answer.stats.steps)
 
 
 @partial(jax.jit, static_argnums=3)
@@ -154,12 +214,17 @@ def _estimate(A, B, settings: Settings) -> Solution:
     return _optimal(A, B, settings)
 
 
-def _among_machines(A, B, C, axis_name, settings: Settings, acceleration) -> Solution:
+def _among_machines(A, B, C, axis_name, settings: Settings, sketch: Sketch | None, acceleration) -> Solution:
     if acceleration not in machines.ACCELERATIONS:
         raise ValueError(f"acceleration={acceleration!r}; expected one of {machines.ACCELERATIONS}")
     rtol, rcond, limit, fixed = settings
-    limit = machines.MOST_ROUNDS if limit is None else limit
-    if fixed is not None and acceleration in ("krylov", "auto"):
+    if sketch is not None and acceleration in ("freeze", "krylov"):
+        raise ValueError(
+            f'acceleration={acceleration!r} with a sketch; expected "auto" or "none": sketches are averaged'
+        )
+    if sketch is None:
+        limit = machines.MOST_ROUNDS if limit is None else limit
+    if sketch is None and fixed is not None and acceleration in ("krylov", "auto"):
         raise ValueError(
             f'schedule={fixed} is for the plain iteration; with axis_name, use acceleration="none" or "freeze"'
         )
@@ -168,6 +233,8 @@ def _among_machines(A, B, C, axis_name, settings: Settings, acceleration) -> Sol
         return machines.empty(jnp.zeros((B.shape[0], wide), A.dtype), A, B, axis_name)
     if A.shape[1] == 0:  # this machine has nothing to say, but takes part
         A, B = (jnp.zeros((x.shape[0], 1), x.dtype) for x in (A, B))
+    if sketch is not None and A.shape[1] > 1:
+        return sketched.run_plain(A, B, C, sketch, axis_name, rtol, rcond, limit, fixed or PAPER)
     if acceleration in ("none", "freeze"):
         return averaging.average(A, B, C, axis_name, rtol, rcond, limit, fixed or PAPER, acceleration == "freeze")
     if C is None:
@@ -213,20 +280,29 @@ def _empty(value, A, B) -> Solution:
     return Solution(value, status, Stats(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), zero, zero, one))
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def _trajectory(A, B, C, steps, fixed) -> Trajectory:
-    start = plain.scaled_state(A, B, C)
+@partial(jax.jit, static_argnums=(4, 5))
+def _trajectory(A, B, C, sketch: Sketch | None, steps, fixed) -> Trajectory:
+    n = A.shape[1]
+    start: Any = plain.scaled_state(A, B, C)
+    if sketch is None:
+        advance, look = partial(plain.step, fixed=fixed), lambda state: state
+    else:
+        A, B = sketch.rotate(start.A, start.B)
+        if fixed is None:
+            start = sketched.deflation_start(A, B, C)
+            advance = partial(sketched.deflate, n=n, sketch=sketch)
+            look = lambda it: State(it.X[:, :n], -it.Y[:, :n], it.X[:, n:], it.Y[:, n:])  # noqa: E731
+        else:
+            start = sketched.plain_start(A, B, C)
+            advance = partial(sketched.advance, sketch=sketch, fixed=fixed, peers=machines.Alone())
+            look = lambda it: it.state  # noqa: E731
 
-    def step(state, _):
-        state = plain.step(state, fixed)
-        history = (
-            state.D,
-            plain.stationarity(state),
-            safe_divide(norm(state.C), norm(start.C)),
-            condition_number(state.A),
-        )
-        return state, history
+    def step(iterate, _):
+        iterate = advance(iterate)
+        state = look(iterate)
+        size = safe_divide(norm(state.C), norm(C))
+        return iterate, (state.D, plain.stationarity(state), size, condition_number(state.A))
 
-    start = vary(start, jnp.sum(start.A) + jnp.sum(start.B) + jnp.sum(start.C))
+    start = vary(start, jnp.sum(A) + jnp.sum(B) + jnp.sum(C))
     final, (D, residual, C_norm, kappa) = lax.scan(step, start, length=steps)
-    return Trajectory(D, residual, C_norm, kappa, final)
+    return Trajectory(D, residual, C_norm, kappa, look(final))

@@ -39,7 +39,7 @@ def update(
         B' = B - eta rho Bs As^T As S^T        D' = D + gamma rho Bs As^T C
 
     Args:
-      S: optional n x r sketch with orthonormal columns; None is the identity.
+      S: optional n x r sketch with orthonormal columns, or r numbers of columns of A; None is the identity.
       energy: As As^T if the caller has it already.
       reduce: how the C and D deltas of several machines are combined: identity on one machine,
         `lambda x: lax.pmean(x, axis)` inside shard_map or vmap. A and B never leave their machine.
@@ -53,8 +53,8 @@ def update(
     else:
         dC, dD = matmul(energy, C), matmul(matmul(Bs, As.T), C)
     return State(
-        A - eta * rho * dA,
-        B - eta * rho * dB,
+        _plus_lifted(A, -eta * rho * dA, S),
+        _plus_lifted(B, -eta * rho * dB, S),
         C - reduce(gamma * rho * dC),
         D + reduce(gamma * rho * dD),
     )
@@ -68,28 +68,38 @@ def update_estimate(A, B, W, rho, eta, gamma, *, S=None, reduce: Callable = _ide
     """
     As, Bs, dA, dB = _frozen(A, B, S) if frozen else _conditioning(A, B, S, None)
     dW = matmul(matmul(W, As) - Bs, As.T)
-    return A - eta * rho * dA, B - eta * rho * dB, W - reduce(gamma * rho * dW)
+    A, B = _plus_lifted(A, -eta * rho * dA, S), _plus_lifted(B, -eta * rho * dB, S)
+    return A, B, W - reduce(gamma * rho * dW)
 
 
-def _sketched(A, B, S):
-    return (A, B) if S is None else (matmul(A, S), matmul(B, S))
+def sketched(X, S):
+    """X S."""
+    if S is None:
+        return X
+    return X[:, S] if jnp.issubdtype(S.dtype, jnp.integer) else matmul(X, S)
+
+
+def _plus_lifted(X, Y, S):
+    """X + Y S^T."""
+    if S is None:
+        return X + Y
+    return X.at[:, S].add(Y, unique_indices=True) if jnp.issubdtype(S.dtype, jnp.integer) else X + matmul(Y, S.T)
 
 
 def _frozen(A, B, S):
-    return *_sketched(A, B, S), jnp.zeros_like(A), jnp.zeros_like(B)
+    As, Bs = sketched(A, S), sketched(B, S)
+    return As, Bs, jnp.zeros_like(As), jnp.zeros_like(Bs)
 
 
 def _conditioning(A, B, S, energy):
-    """(As, Bs, As As^T As S^T, Bs As^T As S^T), through the smaller of the two Gram matrices."""
-    As, Bs = _sketched(A, B, S)
+    """(As, Bs, As As^T As, Bs As^T As), through the smaller of the two Gram matrices."""
+    As, Bs = sketched(A, S), sketched(B, S)
     if energy is not None or As.shape[0] <= As.shape[1]:
         energy = matmul(As, As.T) if energy is None else energy
         dA, dB = matmul(energy, As), matmul(matmul(Bs, As.T), As)
     else:
         gram = matmul(As.T, As)
         dA, dB = matmul(As, gram), matmul(Bs, gram)
-    if S is not None:
-        dA, dB = matmul(dA, S.T), matmul(dB, S.T)
     return As, Bs, dA, dB
 
 

@@ -199,6 +199,7 @@ def early_stopping(r: common.Results) -> Finding:
     pairs = {
         "centralised": ("centralised_paper", "centralised_gd"),
         "distributed": ("distributed_averaging", "distributed_gd"),
+        "sketched": ("sketched_columns", "sketched_sgd"),
     }
     numbers: dict[str, Any] = {"least_squares": final}
     parts = []
@@ -279,6 +280,64 @@ def cg_unavailable(r: common.Results) -> Finding:
     return Finding(verdict, text, {"cg": cg.tolist(), "averaging": eagle.tolist(), "krylov": krylov.tolist()})
 
 
+def _sketched_rounds(r: common.Results, method: str, target: float, kappa: float) -> np.ndarray:
+    """Median rounds by width; NaN where more than half of the runs do not get there."""
+    at, which = r["kappas"].tolist().index(kappa), r["targets"].tolist().index(target)
+    rounds = common.nan_unless_reached(r[f"rounds_{at}"])[:, r["methods"].tolist().index(method), :, which]
+    return np.median(np.where(np.isnan(rounds), np.inf, rounds), axis=0)
+
+
+def _sketched_seconds(r: common.Results, method: str, target: float, kappa: float) -> np.ndarray:
+    return _sketched_rounds(r, method, target, kappa) * r["step_seconds"][r["methods"].tolist().index(method)]
+
+
+def sketch_rounds(r: common.Results) -> Finding:
+    parts, slopes = [], {}
+    ratio = r["n"] / r["widths"]
+    for method in ("plain", "columns", "deflation"):
+        rounds = _sketched_rounds(r, method, 1e-2, r["kappas"][0])
+        reached = np.isfinite(rounds)
+        slopes[method] = float(np.polyfit(np.log(ratio[reached]), np.log(rounds[reached]), 1)[0])
+        parts.append(f"{method} {_list(rounds)} (~ (n/r)^{slopes[method]:.1f})")
+    reached = np.isfinite(_sketched_rounds(r, "plain", 1e-2, r["kappas"][0])).all()
+    verdict = _verdict(bool(reached) and 0.75 <= slopes["plain"] <= 1.25, DIFFERS if reached else REFUTED)
+    text = f"rounds to 1e-2 at r = {_list(r['widths'])}, kappa = {r['kappas'][0]:.0e}: {'; '.join(parts)}"
+    return Finding(verdict, text, {"exponent": slopes})
+
+
+def sketch_step_time(r: common.Results) -> Finding:
+    methods = r["methods"].tolist()
+    ratios = {m: (r["step_seconds"][methods.index(m)] / r["step_seconds"][0, -1]).tolist() for m in methods[:3]}
+    gain = 1 / ratios["plain"][0]
+    text = "; ".join(f"{m} {_list(v)}" for m, v in ratios.items())
+    text = f"time of a step over the unsketched one at r = {_list(r['widths'])}: {text}; r = n/8 is {gain:.1f}x faster"
+    return Finding(_verdict(2.8 <= gain <= 6.3, DIFFERS if gain > 1 else REFUTED), text, {"ratios": ratios})
+
+
+def against_sgd(r: common.Results) -> Finding:
+    wide = r["widths"] >= r["n"] / 4
+    kappa = r["kappas"][0]
+    sgd = _sketched_seconds(r, "sgd", 1e-2, kappa)
+    gain = {m: sgd / _sketched_seconds(r, m, 1e-2, kappa) for m in ("plain", "columns", "deflation")}
+    text = "; ".join(f"{m} {_list(v)}" for m, v in gain.items())
+    holds = bool((gain["plain"][wide] > 1).all())
+    text = f"SGD's time to 1e-2 over EAGLE's at r = {_list(r['widths'])}: {text}"
+    verdict = _verdict(holds, DIFFERS if (gain["deflation"][wide] > 1).all() else REFUTED)
+    return Finding(verdict, text, {m: v.tolist() for m, v in gain.items()})
+
+
+def against_sketch_cg(r: common.Results) -> Finding:
+    kappa = r["kappas"][-1]
+    cg = _sketched_seconds(r, "sketch_cg", 1e-6, kappa)
+    part = {m: _sketched_seconds(r, m, 1e-6, kappa) / cg for m in ("plain", "columns", "deflation")}
+    numbers = {m: [None if np.isnan(x) else float(x) for x in v] for m, v in part.items()}
+    text = "; ".join(f"{m} {_list(v)}" for m, v in part.items())
+    text = f"EAGLE's time to 1e-6 over sketch-and-CG's at kappa = {kappa:.0e}, r = {_list(r['widths'])}: {text}"
+    text += " (0: sketch-and-CG does not get there, nan: neither does)"
+    middle = float(np.nanmedian(part["plain"][:-1])) if np.isfinite(part["plain"][:-1]).any() else np.inf
+    return Finding(_verdict(middle <= 0.5, DIFFERS if middle < 1 else REFUTED), text, numbers)
+
+
 CLAIMS = (
     Claim("N1", "quadratic convergence", "slope about 2", "convergence", "n1_convergence", order),
     Claim("N2", "iterations grow like log kappa", "figure", "kappa_sweep", "n2_kappa_sweep", log_kappa),
@@ -297,6 +356,10 @@ CLAIMS = (
     Claim("D4", "floats per round", "(d+d')n'", "diversity", "d2_alpha", floats_per_round),
     Claim("D5", "freezing A, B: same rounds, less time", "figure", "diversity", "d2_alpha", freezing),
     Claim("D6", "CG is unavailable to machines", "no number", "diversity", "d2_alpha", cg_unavailable),
+    Claim("S1", "rounds grow like n/r", "figure", "sketching", "s1_sketches", sketch_rounds),
+    Claim("S2", "time per step by r", "21 16 7 5 ms: 4.2x", "sketching", "s2_times", sketch_step_time),
+    Claim("S3", "faster than SGD for r >= n/4", "2.5x at n/4", "sketching", "s2_times", against_sgd),
+    Claim("S4", "a third of sketch-and-CG's time, kappa=1e4", "1/3", "sketching", "s2_times", against_sketch_cg),
 )
 
 

@@ -1,10 +1,9 @@
-"""N8: noise of standard deviation 0.01 on A, B and C: the error of D along the iteration, centralised and distributed.
+"""N8: noise of standard deviation 0.01 on A, B and C: the error of D along the iteration, in the three regimes.
 
     python -m experiments.early_stopping        (50 runs)
 
-Paper: "early stopping regularises as GD does" (a figure, three regimes; the sketched one is not here yet). D is clean,
-so the error first falls and then, once an iteration fits the noise, rises: the least on the way is what stopping can
-reach.
+Paper: "early stopping regularises as GD does" (a figure, three regimes). D is clean, so the error first falls and
+then, once an iteration fits the noise, rises: the least on the way is what stopping can reach.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax import problems
-from experiments import common, diversity
+from experiments import common, diversity, sketching
 
 ITEM = "early_stopping"
 
@@ -25,13 +24,19 @@ class Config:
     kappa: float = 1e2
     sigma: float = 0.01
     machines: int = 3
+    width: int = 60  # r of the sketches
     steps: int = 60
+    sketched_steps: int = 1_000
     gd_steps: int = 20_000
     runs: int = 50
     seed: int = 12
 
 
-PRESETS = {"quick": Config(n=60, runs=2, gd_steps=4_000), "default": Config(runs=5, gd_steps=4_000), "full": Config()}
+PRESETS = {
+    "quick": Config(n=60, width=15, runs=2, sketched_steps=300, gd_steps=4_000),
+    "default": Config(runs=5, gd_steps=4_000),
+    "full": Config(),
+}
 
 
 def build(cfg: Config, key) -> problems.Problem:
@@ -54,6 +59,8 @@ def measure(cfg: Config, problem: problems.Problem) -> dict:
         "centralised_gd": common.gd_history(problem, cfg.gd_steps),
         "distributed_averaging": diversity.history(shared, "averaging", 10 * cfg.steps),
         "distributed_gd": diversity.history(shared, "gd", cfg.gd_steps),
+        "sketched_columns": sketching.history("columns", problem, jax.random.key(0), cfg.width, cfg.sketched_steps),
+        "sketched_sgd": sketching.history("sgd", problem, jax.random.key(0), cfg.width, cfg.gd_steps),
         "lstsq": common.direct_solution(problem)[None],
     }
     return {name: common.relative_errors(h, problem.D) for name, h in histories.items()}

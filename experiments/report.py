@@ -29,6 +29,11 @@ COLOURS = {
     "estimation": "#CC79A7",
     "averaging": "#0072B2",
     "krylov": "#D55E00",
+    "plain": "#0072B2",
+    "columns": "#56B4E9",
+    "deflation": "#D55E00",
+    "sgd": "#8C8C8C",
+    "sketch_cg": "#009E73",
 }
 LABELS = {
     "paper": "EAGLE, paper steps",
@@ -39,6 +44,11 @@ LABELS = {
     "estimation": "EAGLE, estimation form",
     "averaging": "EAGLE, averaging",
     "krylov": "EAGLE, Krylov",
+    "plain": "EAGLE, fresh sketches (paper)",
+    "columns": "EAGLE, columns in turn",
+    "deflation": "EAGLE, deflation (default)",
+    "sgd": "SGD",
+    "sketch_cg": "sketch-and-CG",
 }
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -216,10 +226,11 @@ def error_map(r: common.Results) -> Figure:
 
 
 def early_stopping(r: common.Results) -> Figure:
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.9), sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.9), sharey=True)
     panels = (
         ("centralised", (("paper", "paper"), ("gd", "gd"))),
         ("distributed", (("averaging", "averaging"), ("gd", "gd"))),
+        ("sketched", (("columns", "columns"), ("sgd", "sgd"))),
     )
     for ax, (regime, methods) in zip(axes, panels, strict=True):
         for name, method in methods:
@@ -263,6 +274,46 @@ def alpha_sweep(r: common.Results) -> Figure:
     return figure
 
 
+def sketches(r: common.Results) -> Figure:
+    figure, axes = plt.subplots(1, len(r["widths"]), figsize=(7.2, 2.8), sharey=True)
+    for i, (ax, width) in enumerate(zip(axes, r["widths"], strict=True)):
+        for method in reversed(r["methods"].tolist()):
+            band(ax, r[f"drawn_{method}"], r[f"{method}_0"][:, i], method)
+        part = round(int(r["n"]) / width)
+        title = f"r = {width} = n/{part}" if part > 1 else f"r = {width} = n"
+        ax.set(xscale="log", yscale="log", ylim=(1e-15, 3), xlabel="round", title=title)
+    axes[0].set_ylabel("relative error of D")
+    figure.legend(*_merged(axes[0]), loc="outside lower center", ncols=3)
+    return figure
+
+
+def sketch_times(r: common.Results) -> Figure:
+    figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.8))
+    methods, widths = r["methods"].tolist(), r["widths"]
+    unsketched = r["step_seconds"][0, -1]
+    for method in ("plain", "columns", "deflation"):
+        ratio = r["step_seconds"][methods.index(method)] / unsketched
+        axes[0].plot(widths, ratio, "o-", ms=3, color=COLOURS[method], label=LABELS[method])
+    paper = np.array([5, 7, 16, 21]) / 21
+    axes[0].plot(widths, paper, "x--", ms=4, lw=0.9, color="#222222", label="paper")
+    axes[0].set(xscale="log", yscale="log", xlabel="r", title="time of a step / unsketched")
+    for ax, kappa, target in ((axes[1], 0, 0), (axes[2], -1, 1)):
+        at = range(len(r["kappas"]))[kappa]
+        rounds = common.nan_unless_reached(r[f"rounds_{at}"])[..., target]
+        for i, method in enumerate(methods):
+            median = np.median(np.where(np.isnan(rounds[:, i]), np.inf, rounds[:, i]), axis=0)
+            seconds = np.where(np.isfinite(median), median, np.nan) * r["step_seconds"][i]
+            if np.isfinite(seconds).any():
+                ax.plot(widths, seconds / unsketched, "o-", ms=3, color=COLOURS[method], label=LABELS[method])
+        ax.set(xscale="log", yscale="log", xlabel="r")
+        ax.set_title(f"time to {r['targets'][target]:.0e}, κ = {r['kappas'][kappa]:.0e}\n(unsketched steps)")
+    for ax in axes:
+        ax.set_xticks(widths, [str(w) for w in widths])
+        ax.minorticks_off()
+    figure.legend(*_merged(*axes), loc="outside lower center", ncols=3)
+    return figure
+
+
 FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "n1_convergence": ("convergence", convergence),
     "n2_kappa_sweep": ("kappa_sweep", kappa_sweep),
@@ -275,6 +326,8 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "n11_error_map": ("error_map", error_map),
     "d1_machines": ("diversity", machines),
     "d2_alpha": ("diversity", alpha_sweep),
+    "s1_sketches": ("sketching", sketches),
+    "s2_times": ("sketching", sketch_times),
 }
 
 

@@ -24,11 +24,23 @@ from experiments import (
     kappa_sweep,
     ranks,
     report,
+    sketching,
     step_sizes,
     stopping,
 )
 
-EXPERIMENTS = (convergence, kappa_sweep, ranks, families, step_sizes, stopping, error_map, early_stopping, diversity)
+EXPERIMENTS = (
+    convergence,
+    kappa_sweep,
+    ranks,
+    families,
+    step_sizes,
+    stopping,
+    error_map,
+    early_stopping,
+    diversity,
+    sketching,
+)
 NAMES = ("quick", "default", "full")
 
 

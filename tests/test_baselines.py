@@ -6,8 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import make_case, norm2
 
-from eagle_jax.baselines import BASELINES, Trace, _squared_norm, conjugate_gradients, direct, gradient_descent
+import eagle_jax
+from eagle_jax.baselines import (
+    BASELINES,
+    SKETCHED,
+    Trace,
+    _squared_norm,
+    conjugate_gradients,
+    direct,
+    gradient_descent,
+    sketch_and_precondition,
+)
 
 pytestmark = pytest.mark.usefixtures("cheap_compilation")
 
@@ -168,3 +179,20 @@ def test_bad_arguments_are_named(name, change, named):
     arguments = {"A": np.zeros((3, 4), "f"), "B": np.zeros((2, 4), "f"), "C": np.zeros((3, 2), "f")} | change
     with pytest.raises((TypeError, ValueError), match=named):
         BASELINES[name](**arguments)
+
+
+@pytest.mark.parametrize("name", ["sgd", "sketch_cg", "sketch_precondition"])
+def test_sketched_baselines_reach_the_answer(name, x64):
+    c = make_case(12, 60, np.float64, kappa=5, consistent=name != "sketch_precondition")
+    sketch = eagle_jax.Sketch(36, jax.random.key(0))
+    steps = 3000 if name == "sgd" else 400
+    trace = jax.jit(functools.partial(SKETCHED[name], sketch=sketch, steps=steps))(c.A, c.B, c.C)
+    assert trace.history.shape == (steps, 3, 2)
+    assert norm2(trace.D - c.D) < 1e-9 * norm2(c.D)
+    assert norm2(trace.history[0] - c.D) > 1e-6 * norm2(c.D)
+
+
+def test_sketch_and_precondition_needs_more_columns_than_rows(x64):
+    A, B, C, _ = problem()
+    with pytest.raises(ValueError, match=r"sketch.r=8 is less than A's 12 rows"):
+        sketch_and_precondition(A, B, C, sketch=eagle_jax.Sketch(8, jax.random.key(0)), steps=3)

@@ -1,0 +1,65 @@
+"""Sketches S (n x r): which r combinations of A's columns one step may look at.
+
+orthogonal   S uniform among matrices with orthonormal columns, a fresh one every step; A S costs 2 n d r
+columns      r columns of A; every column has its turn before one comes again
+rotated      one uniform rotation of the columns at the start, then as "columns"
+"""
+
+import dataclasses
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.update import matmul
+
+Family = Literal["orthogonal", "columns", "rotated"]
+# What is folded into the key for other things than a step's sketch.
+_ROTATION, PROBES = 2**32 - 1, 2**32 - 2
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sketch:
+    """`Sketch(60, jax.random.key(0))`: r, a key and a family. A pytree: vmap may run over keys.
+
+    The same key gives the same sketches; steps differ, and so do machines, which fold their index into the key.
+    """
+
+    r: int = dataclasses.field(metadata={"static": True})
+    key: jax.Array
+    family: Family = dataclasses.field(default="orthogonal", metadata={"static": True})
+
+    def check(self, n: int):
+        if not isinstance(self.r, int) or not 1 <= self.r <= n:
+            raise ValueError(f"sketch.r={self.r}; expected an integer between 1 and A's {n} columns")
+        if self.family not in get_args(Family):
+            raise ValueError(f"sketch.family={self.family!r}; expected one of {get_args(Family)}")
+        if not (isinstance(self.key, jax.Array) and jnp.issubdtype(self.key.dtype, jax.dtypes.prng_key)):
+            raise TypeError(f"sketch.key={self.key!r}; expected a typed key, as jax.random.key(0) makes")
+
+    def rotate(self, *blocks):
+        """The blocks after the family's rotation of their columns, which changes no answer."""
+        if self.family != "rotated":
+            return blocks
+        n = blocks[0].shape[1]
+        R = orthogonal(jax.random.fold_in(self.key, _ROTATION), n, n, blocks[0].dtype)
+        return tuple(matmul(x, R) for x in blocks)
+
+    def draw(self, step, n: int, dtype) -> jax.Array:
+        """S of a step: n x r floats, or r column numbers."""
+        if self.family == "orthogonal":
+            return orthogonal(jax.random.fold_in(self.key, step), n, self.r, dtype)
+        rounds = -(-n // self.r)
+        order = jax.random.permutation(jax.random.fold_in(self.key, step // rounds), n)
+        return order[(step % rounds * self.r + jnp.arange(self.r, dtype=jnp.int32)) % n]
+
+
+def orthogonal(key, n: int, r: int, dtype) -> jax.Array:
+    """Uniform among n x r matrices with orthonormal columns: the Q of Gaussians, with R's diagonal positive.
+
+    Normals of 32 bits, whose direction is random enough, take half the time of those of 64.
+    """
+    normals = jax.random.normal(key, (n, r), jnp.float32).astype(dtype)
+    Q, R = jnp.linalg.qr(normals)
+    return Q * jnp.where(jnp.diagonal(R) < 0, -1, 1).astype(dtype)

@@ -1,0 +1,154 @@
+"""S1-S4: the computation-limited regime. Rounds and time by r, against SGD and sketch-and-CG.
+
+    python -m experiments.sketching        (50 runs)
+
+Paper, at n = d = 240: rounds grow like n/r; 21, 16, 7 and 5 ms a step at r = 240, 120, 60, 30; faster than SGD from
+r = n/4 on (a later version: 2.5x to an error of 1e-2 at r = n/4); a third of sketch-and-CG's time to 1e-6 at
+kappa = 1e4. r = n is the unsketched iteration. "plain" is the paper's step with a fresh orthogonal sketch, "columns"
+the same step on columns that take turns, "deflation" is eagle_jax's default. A time is rounds times the time of a step,
+the least of several, with nothing but the step in the loop.
+"""
+
+import dataclasses
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from eagle_jax import PAPER, Sketch, baselines, plain, problems, sketched
+from eagle_jax.machines import Alone
+from experiments import common
+
+ITEM = "sketching"
+METHODS = ("plain", "columns", "deflation", "sgd", "sketch_cg")
+TARGETS = (1e-2, 1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    n: int = 240
+    widths: tuple[int, ...] = (30, 60, 120, 240)
+    kappas: tuple[float, ...] = (1e2, 1e4)
+    steps: int = 4_000  # of the plain iterations
+    sgd_steps: int = 100_000
+    cg_steps: int = 4_000
+    timed_steps: int = 40
+    repeats: int = 5
+    runs: int = 50
+    seed: int = 13
+
+
+PRESETS = {
+    "quick": Config(n=48, widths=(6, 12, 24, 48), steps=800, sgd_steps=4_000, cg_steps=400, repeats=2, runs=2),
+    "default": Config(steps=1_500, sgd_steps=20_000, cg_steps=1_000, runs=3),
+    "full": Config(),
+}
+
+
+def _sketch(method: str, r: int, key) -> Sketch:
+    return Sketch(r, key, "columns" if method in ("columns", "sgd") else "orthogonal")
+
+
+def _iteration(method: str, problem: problems.Problem, sketch: Sketch):
+    """(start, step, D): step(iterate) -> iterate, D(iterate)."""
+    A, B, C, _ = problem
+    if method == "deflation":
+        start = sketched.deflation_start(A, B, C)
+        return start, partial(sketched.deflate, n=A.shape[1], sketch=sketch), lambda it: it.Y[:, A.shape[1] :]
+    if sketch.r == A.shape[1]:
+        return plain.scaled_state(A, B, C), partial(plain.step, fixed=PAPER), lambda state: state.D
+    step = partial(sketched.advance, sketch=sketch, fixed=PAPER, peers=Alone())
+    return sketched.plain_start(A, B, C), step, lambda it: it.state.D
+
+
+@partial(jax.jit, static_argnums=(0, 3, 4))
+def history(method: str, problem: problems.Problem, key, r: int, steps: int):
+    """D after each of `steps` steps."""
+    sketch = _sketch(method, r, key)
+    if method in baselines.SKETCHED:
+        return baselines.SKETCHED[method](*problem[:3], sketch=sketch, steps=steps).history
+    start, advance, value = _iteration(method, problem, sketch)
+
+    def step(iterate, _):
+        iterate = advance(iterate)
+        return iterate, value(iterate)
+
+    return lax.scan(step, start, length=steps)[1]
+
+
+@partial(jax.jit, static_argnums=(0, 3, 4))
+def _last(method: str, problem: problems.Problem, key, r: int, steps: int):
+    """The same without the history, as a solver runs it: what is timed."""
+    sketch = _sketch(method, r, key)
+    if method in baselines.SKETCHED:
+        return baselines.SKETCHED[method](*problem[:3], sketch=sketch, steps=steps).D
+    start, advance, value = _iteration(method, problem, sketch)
+    return value(lax.fori_loop(0, steps, lambda _, it: advance(it), start))
+
+
+def step_seconds(problem: problems.Problem, widths, steps: int, repeats: int, methods=METHODS) -> np.ndarray:
+    """Seconds of one step, methods x widths, all of them interleaved; the difference of two lengths of the loop."""
+    key = jax.random.key(0)
+    jobs = {(m, r, k): partial(_last, m, problem, key, r, k) for m in methods for r in widths for k in (1, 1 + steps)}
+    least = dict.fromkeys(jobs, np.inf)
+    for job in jobs.values():
+        jax.block_until_ready(job())
+    for _ in common.track(range(repeats), "step times"):
+        for name, job in jobs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(job())
+            least[name] = min(least[name], time.perf_counter() - start)
+    return np.array([[(least[m, r, 1 + steps] - least[m, r, 1]) / steps for r in widths] for m in methods])
+
+
+def build(cfg: Config, kappa: float, key) -> tuple:
+    keys = jax.random.split(key)
+    return problems.conditioned(keys[0], n=cfg.n, d=cfg.n, kappa=kappa, dtype=jnp.float64), keys[1]
+
+
+def caps(cfg: Config) -> dict[str, int]:
+    most = cfg.steps, cfg.steps, 2 * cfg.n // min(cfg.widths), cfg.sgd_steps, cfg.cg_steps
+    return dict(zip(METHODS, most, strict=True))
+
+
+def measure(cfg: Config, case: tuple) -> dict:
+    """Errors along the way, method -> widths x drawn rounds; and rounds to the targets, methods x widths x targets."""
+    problem, key = case
+    curves, rounds = {}, []
+    for method, cap in caps(cfg).items():
+        errors = [
+            np.asarray(common.relative_errors(history(method, problem, key, r, cap), problem.D)) for r in cfg.widths
+        ]
+        rounds.append([[common.first_below(e, target) for target in TARGETS] for e in errors])
+        curves[method] = np.stack(errors)[:, _thin(cap) - 1]
+    return curves | {"rounds": np.array(rounds)}
+
+
+def _thin(steps: int) -> np.ndarray:
+    """The rounds that are drawn: all of the first 100, then 200 on a logarithmic scale."""
+    return np.unique(np.r_[1 : min(steps, 100) + 1, np.geomspace(1, steps, 300).astype(int)])
+
+
+def run(cfg: Config) -> common.Results:
+    results: common.Results = {
+        "n": cfg.n, "widths": np.array(cfg.widths), "kappas": np.array(cfg.kappas), "methods": np.array(METHODS),
+        "targets": np.array(TARGETS),
+    }  # fmt: skip
+    results |= {f"drawn_{method}": _thin(cap) for method, cap in caps(cfg).items()}
+    for i, kappa in enumerate(cfg.kappas):
+        found = common.over_runs(partial(build, cfg, kappa), partial(measure, cfg), cfg.seed, cfg.runs, f"S1, {kappa}")
+        results |= {f"{name}_{i}": value for name, value in found.items()}
+    problem, _ = build(cfg, cfg.kappas[0], common.keys(cfg.seed, 1)[0])
+    results["step_seconds"] = step_seconds(problem, cfg.widths, cfg.timed_steps, cfg.repeats)
+    return results
+
+
+def main() -> None:
+    common.launch(ITEM, run, PRESETS)
+
+
+if __name__ == "__main__":
+    main()
