@@ -13,12 +13,13 @@ class Entry(NamedTuple):
     says: str
 
 
+# letter: (short title, title)
 GROUPS = {
-    "E": "What the transformer learns",
-    "N": "The extracted algorithm, centralised",
-    "D": "The same among machines",
-    "S": "The same on sketches",
-    "R": "Real data",
+    "E": ("Emergence", "What the transformer learns"),
+    "N": ("Centralised", "The extracted algorithm on one machine"),
+    "D": ("Distributed", "The extracted algorithm among machines"),
+    "S": ("Sketched", "The extracted algorithm on sketches"),
+    "R": ("Real data", "Real data"),
 }
 
 LEDGER = (
