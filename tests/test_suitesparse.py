@@ -10,6 +10,7 @@ import scipy.sparse
 
 import eagle_jax
 from eagle_jax import baselines
+from eagle_jax.problems import Problem
 from experiments import claims, common, report, suitesparse
 
 pytestmark = pytest.mark.usefixtures("x64", "cheap_compilation")
@@ -20,9 +21,15 @@ def low_rank(rows: int, columns: int, rank: int, seed: int = 0) -> np.ndarray:
     return rng.standard_normal((rows, rank)) @ rng.standard_normal((rank, columns))
 
 
+def block(X: np.ndarray) -> Problem:
+    found = suitesparse.full_rank_block(X)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("shape", [(12, 9, 5), (9, 12, 5), (12, 7, 7), (7, 12, 7)])
 def test_block_has_full_rank_and_fixes_the_rest(shape):
-    A, B, C, D = suitesparse.full_rank_block(low_rank(*shape))
+    A, B, C, D = block(low_rank(*shape))
     rows, columns, rank = shape
     if rank == rows:  # transposed: B would be empty
         rows, columns = columns, rows
@@ -34,7 +41,7 @@ def test_leading_columns_need_not_be_independent():
     X = low_rank(8, 6, 3)
     X[:, 1] = X[:, 0]
     X[1] = 0
-    A, *_ = suitesparse.full_rank_block(X)
+    A, *_ = block(X)
     assert np.linalg.cond(A) < 1e3
 
 
@@ -43,7 +50,7 @@ def test_a_nonsingular_square_matrix_has_nothing_to_fill():
 
 
 def test_cg_counts_the_first_step_that_meets_the_target():
-    A, B, _, _ = suitesparse.full_rank_block(low_rank(20, 12, 12))
+    A, B, _, _ = block(low_rank(20, 12, 12))
     W, steps = baselines.conjugate_gradients_until(A, B, target=1e-6, limit=100)
     history = baselines.conjugate_gradients(A, B, A, steps=int(steps)).history
     residuals = ((history - B) ** 2).sum((1, 2)) / (B**2).sum()
