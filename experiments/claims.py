@@ -310,7 +310,10 @@ def cg_unavailable(r: common.Results) -> Finding:
 
 
 def real_matrices(r: common.Results) -> Finding:
-    """EAGLE with its defaults meets the paper's residual everywhere; and no method is faster on most matrices."""
+    """EAGLE, with the better of its two step rules, meets the paper's residual everywhere and is fastest on most.
+
+    The table has times over the SVD's; "full" is ten times the SVD's own residual.
+    """
     names, methods = r["names"].tolist(), r["methods"].tolist()
     # matrices x targets x methods
     ratio = r["seconds"] / r["seconds"][:, :1, methods.index("lstsq")][..., None]
@@ -321,20 +324,21 @@ def real_matrices(r: common.Results) -> Finding:
     rows = []
     for i, name in enumerate(names):
         size = "×".join(str(n) for n in r["shapes"][i])
-        cells = [f"{x:.2g}" if np.isfinite(x) else "missed" for target in ratio[i] for x in target[:-1]]
+        cells = [_list([x]) if np.isfinite(x) else "missed" for target in ratio[i] for x in target[:-1]]
         error = r["error"][i, 1, methods.index("optimal")]
         rows.append([name, size, int(r["rank"][i]), f"{r['kappa'][i]:.0e}", *cells])
         rows[-1].append(f"{error:.0e}" if np.isfinite(error) else "no D")
     numbers = {"table": {"columns": columns, "rows": rows}, "skipped": r["skipped"].tolist()}
     text = (
-        f"{len(names)} matrices: EAGLE meets 1e-3 on {met.sum()} and is the fastest on {fastest.sum()}; "
+        f"{len(names)} matrices EAGLE meets 1e-3 on {met.sum()} and is the fastest on {fastest.sum()}; "
         f"its median time is {np.nanmedian(eagle):.2g}x the SVD's"
     )
     if not set(names) & set(suitesparse.WANTED):
         wanted = ", ".join(suitesparse.WANTED)
-        return Finding(NOT_RUN, f"none of the paper's matrices ({wanted}) was there. On others, {text}", numbers)
+        reason = f"none of the paper's matrices ({wanted}) was there; on {text}"
+        return Finding(NOT_RUN, reason, numbers, runs=len(names))
     verdict = REFUTED if not met.all() else _verdict(fastest.mean() > 0.5, DIFFERS)
-    return Finding(verdict, text, numbers, runs=len(names))
+    return Finding(verdict, f"of {text}", numbers, runs=len(names))
 
 
 CLAIMS = (

@@ -77,7 +77,7 @@ details { margin-top: .7rem; } summary { cursor: pointer; }
     --reproduced: #116329; --differs: #7a4b00; --refuted: #a40e26; --not-run: #444; }
   body { font-size: 10pt; max-width: none; padding: 0; } nav, .up { display: none; } h2 { break-after: avoid; }
   article, figure, tr, .tiles li { break-inside: avoid; } .wide { overflow: visible; } .wide table { font-size: 7pt; }
-  details { display: none; }
+  details { display: none; } figure img { max-height: 7.5cm; }
 }
 """
 
@@ -119,13 +119,9 @@ def summary(records: list[Record]) -> str:
     return table(("claim", "verdict", "statement", "paper", "ours"), rows, "stack")
 
 
-def number(value: float) -> str:
-    return f"{value:.3g}"
-
-
 def spread(record: Record) -> str:
-    parts = [f"{escape(name)}: {number(low)} to {number(high)}" for name, (low, high) in record["spread"].items()]
-    return "; ".join(parts)
+    named = {name.replace("_", " "): limits for name, limits in record["spread"].items()}
+    return "; ".join(f"{escape(name)}: {low:.3g} to {high:.3g}" for name, (low, high) in named.items())
 
 
 def inlined(path: Path, text: str) -> str:
@@ -204,7 +200,7 @@ def runs(records: list[Record]) -> str:
         rows.append([escape(cell) for cell in cells])
     total = sum(r["wall_seconds"] for r in found.values())
     columns = ("experiment", "wall time", "command", "machine", "versions", "revision")
-    return f"<p>{len(found)} experiments, {total / 60:.1f} minutes.</p>" + table(columns, rows, "wide")
+    return f"<p>{len(found)} experiments, {total / 60:.1f} minutes.</p>" + table(columns, rows, "stack")
 
 
 def render(records: list[Record], out: Path) -> str:

@@ -1,5 +1,6 @@
 """The report: self-contained, every link leads somewhere; and, in a real browser, that it looks right."""
 
+import html
 import html.parser
 import re
 
@@ -64,6 +65,8 @@ def test_every_claim_is_there_once_and_every_link_leads_somewhere(written):
 def test_text_is_escaped_and_verdicts_counted(written):
     text = written.read_text(encoding="utf-8")
     assert "python -m &lt;test&gt;" in text and "a&lt;b" in text and "κ &amp; more" in text
+    reasons = {r["reason"] for r in claims.judge(written.parent) if r["verdict"] == claims.NOT_RUN}
+    assert all(html.escape(reason) in text for reason in reasons)
     assert f"<b>1</b>{claims.REFUTED}" in text and f"<b>{len(ledger.LEDGER) - 1}</b>{claims.NOT_RUN}" in text
 
 
