@@ -316,7 +316,7 @@ def real_matrices(r: common.Results) -> Finding:
     """
     names, methods = r["names"].tolist(), r["methods"].tolist()
     # matrices x targets x methods
-    ratio = r["seconds"] / r["seconds"][:, :1, methods.index("lstsq")][..., None]
+    ratio = r["seconds"] / r["seconds"][..., [methods.index("lstsq")]]
     eagle = np.fmin(ratio[..., methods.index("optimal")], ratio[..., methods.index("paper")])[:, 0]
     met, fastest = np.isfinite(eagle), eagle <= np.nanmin(ratio[:, 0], axis=-1)
     columns = ["matrix", "size", "rank", "κ(A)", *(f"{m}, 1e-3" for m in methods[:-1])]

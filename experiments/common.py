@@ -268,6 +268,14 @@ def define_out_flag() -> None:
     flags.DEFINE_string("out", "results", "Folder for raw results and figures.")
 
 
+def show_in_help() -> None:
+    """absl's --help lists the flags of the main module only; these are defined here and in other experiments."""
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("experiments."):
+            for flag in defined:
+                flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+
+
 def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any], needed: tuple[str, ...] = ()) -> None:
     """The command line of one experiment; `needed` are flags of its own that have no default."""
     define_out_flag()
@@ -289,4 +297,5 @@ def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any],
         console.print(f"{item}: {wall:.1f} s, wrote {out / item}.npz and .json")
 
     flags.mark_flags_as_required(needed)
+    show_in_help()
     app.run(main)

@@ -70,7 +70,8 @@ details { margin-top: .7rem; } summary { cursor: pointer; }
   .stack thead { display: none; } .stack, .stack tbody, .stack tr, .stack td { display: block; }
   .stack tr { padding: .6rem 0; border-bottom: 1px solid var(--line); } .stack td { border: 0; padding: .1rem 0; }
   .stack td[data-label]:not(:empty)::before { content: attr(data-label) ": "; color: var(--soft); }
-  article { padding: .8rem; } figure { padding: .2rem; }
+  article { padding: .8rem; } figure { padding: .2rem; overflow-x: auto; }
+  figure img { max-width: none; width: 36rem; }
 }
 @media print {
   :root { color-scheme: light; --text: #000; --soft: #444; --page: #fff; --card: #fff; --line: #bbb; --link: #000;

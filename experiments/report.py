@@ -206,7 +206,7 @@ def stopping(r: common.Results) -> Figure:
     for i, (ax, name) in enumerate(zip(axes, r["matrices"].tolist(), strict=True)):
         x = steps_axis(r["error"])
         band(ax, x, r["error"][i], "paper", label="error of D")
-        band(ax, x, r["change"][i], "gd", label="change of D in the step")
+        band(ax, x, r["change"][i], "paper", label="change of D in the step", ls=":")
         solve = np.clip(np.median(r["solve_error"][i]), FLOOR, None)
         ax.axhline(solve, color=COLOURS["optimal"], ls="--", lw=1.1, label=LABELS["optimal"] + ", error")
         stop = np.median(r["stop_steps"][i, :, tight]), np.median(r["stop_error"][i, :, tight])
@@ -301,7 +301,7 @@ def suitesparse(r: common.Results) -> Figure:
     rows = np.arange(len(names))[::-1]
     labels = [f"{n}, rank {k}, κ = {c:.0e}" for n, k, c in zip(names, r["rank"], r["kappa"], strict=True)]
     for t, (ax, title) in enumerate(zip(axes, ("to ‖WA − B‖² = 1e-3 ‖B‖²", "to full accuracy"), strict=True)):
-        ratio = r["seconds"][:, t] / r["seconds"][:, :1, methods.index("lstsq")]
+        ratio = r["seconds"][:, t] / r["seconds"][:, t, [methods.index("lstsq")]]
         ax.axvline(1, color=COLOURS["lstsq"], lw=1, label=LABELS["lstsq"])
         for method in methods[:-1]:
             y = ratio[:, methods.index(method)]

@@ -96,6 +96,7 @@ def main() -> None:
         jax.config.update("jax_enable_x64", True)
         reproduce(flags.FLAGS.preset, Path(flags.FLAGS.out), flags.FLAGS.seed, flags.FLAGS.matrix_dir)
 
+    common.show_in_help()
     app.run(run)
 
 

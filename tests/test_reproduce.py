@@ -1,5 +1,7 @@
 """One command: it goes on where it stopped, shows one display, and ends with verdicts and a report."""
 
+import subprocess
+import sys
 import types
 
 import pytest
@@ -71,3 +73,11 @@ def test_loops_inside_are_lines_of_the_same_display(monkeypatch):
         assert lines == [["experiments", "outer", "inner"]] * 6
         assert [task.description for task in display.tasks] == ["experiments"] and display.finished
     assert list(common.track(range(3), "alone")) == [0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "flag"), [("reproduce", "--matrix_dir"), ("ranks", "--runs")])
+def test_help_lists_the_flags(module, flag):
+    command = [sys.executable, "-m", f"experiments.{module}", "--help"]
+    shown = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True, timeout=120).stdout
+    assert flag in shown and "--out" in shown

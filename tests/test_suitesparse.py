@@ -72,7 +72,7 @@ def folder(tmp_path_factory):
 
 
 def test_run_verdict_and_figure(folder, tmp_path):
-    cfg = dataclasses.replace(suitesparse.PRESETS["quick"], matrix_dir=str(folder), most_entries=100, repeats=1)
+    cfg = dataclasses.replace(suitesparse.PRESETS["quick"], matrix_dir=str(folder), most_entries=100, timing=0.01)
     r = suitesparse.run(cfg)
     assert r["names"].tolist() == ["Maragal_4"] and r["rank"].tolist() == [4]
     assert r["skipped"].tolist() == ["large (larger than this preset takes)", "nonsingular (square and nonsingular)"]
