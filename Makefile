@@ -13,7 +13,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help check-python venv test test-slow lint numerics bench train multiprocess reproduce lock clean
+.PHONY: help check-python venv test test-slow lint numerics bench train multiprocess reproduce report lock clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,11 @@ multiprocess: venv ## distributed EAGLE in two processes of two devices on this 
 reproduce: venv ## every item of the paper (experiments.reproduce), PRESET=quick|default|full
 	@case "$(PRESET)" in quick|default|full) ;; *) echo "error: PRESET must be quick, default or full, not '$(PRESET)'" >&2; exit 1;; esac
 	$(PY) -m experiments.reproduce --preset=$(PRESET) $(ARGS)
+
+report: venv ## figures, verdicts and results/report.html again, from stored results only
+	$(PY) -m experiments.report $(ARGS)
+	$(PY) -m experiments.claims $(ARGS)
+	$(PY) -m experiments.page $(ARGS)
 
 # Resolve with the oldest supported Python, so that one set of pins serves every supported version.
 lock: check-python ## resolve pyproject.toml afresh and rewrite requirements.lock (run with Python 3.11)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.blocks import as_blocks
+from eagle_jax.blocks import as_blocks, as_matrices
 from eagle_jax.sketch import Sketch
 from eagle_jax.spectral import safe_divide, sharp_energy_bound
 from eagle_jax.update import matmul, sketched
@@ -87,6 +87,27 @@ def _cg_step(multiply: Callable, C: jax.Array) -> Callable:
         return _CG(W, R, P, rr), matmul(W, C)
 
     return step
+
+
+def conjugate_gradients_until(A: jax.Array, B: jax.Array, *, target: float, limit: int) -> tuple[jax.Array, jax.Array]:
+    """(W, steps) of the same CG at the first ||W A - B||_F² <= target ||B||_F²; steps is -1 if `limit` is not enough.
+
+    Looking at W A doubles the cost of a step: for counting, not for timing.
+    """
+    A, B = as_matrices(A=A, B=B)
+    G, R = matmul(A, A.T), matmul(B, A.T)
+    step = _cg_step(lambda P: matmul(P, G), jnp.zeros((A.shape[0], 0), A.dtype))
+
+    def unfinished(carry):
+        s, steps = carry
+        return (jnp.sum((matmul(s.W, A) - B) ** 2) > target * jnp.sum(B**2)) & (steps < limit)
+
+    def body(carry):
+        return step(carry[0], None)[0], carry[1] + 1
+
+    start = _CG(jnp.zeros_like(R), R, R, jnp.vdot(R, R, precision="highest"))
+    end = jax.lax.while_loop(unfinished, body, (start, jnp.zeros((), jnp.int32)))
+    return end[0].W, jnp.where(unfinished((end[0], -1)), -1, end[1])
 
 
 # The same among machines. A and B are one machine's columns, inside shard_map or vmap over `axis`; C and the result

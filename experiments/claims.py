@@ -1,12 +1,14 @@
-"""Verdicts on the paper's numerical claims N1-N11 and D1-D6, by rules in code, from stored results only.
+"""Verdicts on the paper's claims, by rules in code, from stored results only.
 
     python -m experiments.claims        (reads results/*.npz, writes results/claims.json; seconds)
 
-Every rule returns one of: reproduced, differs (true in part, or with another number), refuted. A claim whose
-experiment has not been run is "not run".
+`ledger.py` has what the paper says. Every rule returns one of: reproduced, differs (true in part, or with another
+number), refuted; or "not run" with the reason in place of the measurement, for runs too small to decide. A claim
+without stored results, or without a rule, is "not run" as well. A new rule is one more line in CLAIMS.
 """
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from absl import app, flags
+from rich.table import Table
+from rich.text import Text
 
-from experiments import common
+from experiments import common, suitesparse
+from experiments.ledger import LEDGER, Entry
 
 REPRODUCED, DIFFERS, REFUTED, NOT_RUN = "reproduced", "differs", "refuted", "not run"
 # A relative error that counts as convergence: MSE 1e-20 on entries of size 1.
@@ -23,9 +28,15 @@ CONVERGED = 1e-10
 
 
 class Finding(NamedTuple):
+    """What a rule says. `numbers["table"]`, {"columns": [...], "rows": [[...]]}, is shown as a table in the report."""
+
     verdict: str
     measured: str
     numbers: dict[str, Any]
+    # name of a number -> its 10 and 90 % quantiles over runs
+    spread: dict[str, list[float]] | None = None
+    # problems or networks behind the verdict, where that is not the `runs` of the experiment's config
+    runs: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +47,16 @@ class Claim:
     item: str
     figure: str
     rule: Callable[[common.Results], Finding]
+    timed: bool = False  # wall time matters: a busy machine is mentioned
+    missing: str = ""  # why there are no results, if not only for want of a run
 
 
 def _verdict(holds: bool, otherwise: str) -> str:
     return REPRODUCED if holds else otherwise
+
+
+def _spread(**values) -> dict[str, list[float]]:
+    return {name: np.nanpercentile(v, [10, 90]).tolist() for name, v in values.items() if np.isfinite(v).any()}
 
 
 def order(r: common.Results) -> Finding:
@@ -47,7 +64,7 @@ def order(r: common.Results) -> Finding:
     low, high = np.nanpercentile(r["order"], [10, 90])
     verdict = _verdict(1.75 <= value <= 2.25, DIFFERS if value > 1.25 else REFUTED)
     text = f"fitted order {value:.2f} (10-90 %: {low:.2f} to {high:.2f})"
-    return Finding(verdict, text, {"order": value, "p10": float(low), "p90": float(high)})
+    return Finding(verdict, text, {"order": value}, _spread(order=r["order"]))
 
 
 def log_kappa(r: common.Results) -> Finding:
@@ -71,7 +88,8 @@ def log_kappa(r: common.Results) -> Finding:
         f"{path} steps, {slope:.2f} per ln kappa (theory {theory:.2f}); time over lstsq: paper steps "
         f"{spans['paper']}, optimal {spans['optimal']}, CG {spans['cg']}, GD {spans['gd']}"
     )
-    return Finding(_verdict(holds, DIFFERS), text, numbers)
+    spread = _spread(**{f"steps at {k:.0e}": s for k, s in zip(r["kappas"], r["steps_paper"], strict=True)})
+    return Finding(_verdict(holds, DIFFERS), text, numbers, spread)
 
 
 def against_cg(r: common.Results) -> Finding:
@@ -81,7 +99,8 @@ def against_cg(r: common.Results) -> Finding:
         return Finding(DIFFERS, "CG did not reach the target within its cap", {"ratio": None})
     text = f"CG takes {ratio:.0f}x the iterations at kappa = {r['kappas'][at]:.0e}"
     holds = 100 / 3 <= ratio <= 300
-    return Finding(_verdict(holds, DIFFERS if ratio > 1 else REFUTED), text, {"ratio": ratio})
+    spread = _spread(ratio=r["cg_over_paper"][at])
+    return Finding(_verdict(holds, DIFFERS if ratio > 1 else REFUTED), text, {"ratio": ratio}, spread)
 
 
 def _ranks(r: common.Results, prefix: str) -> Finding:
@@ -99,7 +118,7 @@ def _ranks(r: common.Results, prefix: str) -> Finding:
         f"drifts away afterwards in {drift:.0%} (to {cg[..., -1][low].max():.0e})"
     )
     numbers = {"worst_paper": eagle, "worst_optimal": optimal, "cg_never_converges": rate, "cg_drifts": drift}
-    return Finding(verdict, text, numbers)
+    return Finding(verdict, text, numbers, _spread(best_error_paper=best), runs=best.shape[-1])
 
 
 def small_ranks(r: common.Results) -> Finding:
@@ -108,13 +127,17 @@ def small_ranks(r: common.Results) -> Finding:
 
 def large_ranks(r: common.Results) -> Finding:
     finding = _ranks(r, "large")
-    return finding if int(r["large_n"]) >= 1920 else finding._replace(verdict=NOT_RUN)
+    n = int(r["large_n"])
+    if n >= 1920:
+        return finding
+    return finding._replace(verdict=NOT_RUN, measured=f"ran at n = {n}; the claim is about n = 1920")
 
 
 def estimation(r: common.Results) -> Finding:
     gap, order = float(r["estimation_gap_relative"].max()), float(np.nanmedian(r["order_estimation"]))
     text = f"max |W_l C - D_l| / ||D|| = {gap:.0e} over all steps and runs; order {order:.2f}"
-    return Finding(_verdict(gap < 1e-12, REFUTED), text, {"gap": gap, "order": order})
+    spread = _spread(gap=r["estimation_gap_relative"], order=r["order_estimation"])
+    return Finding(_verdict(gap < 1e-12, REFUTED), text, {"gap": gap, "order": order}, spread)
 
 
 def families(r: common.Results) -> Finding:
@@ -124,7 +147,8 @@ def families(r: common.Results) -> Finding:
     kappa = np.median(r["kappa"], axis=-1)
     name = max(worst, key=worst.__getitem__)
     text = f"worst best error {worst[name]:.0e} ({name}); median kappa {kappa.min():.0e} to {kappa.max():.0e}"
-    return Finding(verdict, text, {"worst_error": worst, "median_kappa": kappa.tolist()})
+    spread = _spread(best_error=r["paper"].min(-1))
+    return Finding(verdict, text, {"worst_error": worst, "median_kappa": kappa.tolist()}, spread)
 
 
 def _run_around_one(grid: np.ndarray, good: np.ndarray) -> np.ndarray:
@@ -151,7 +175,8 @@ def step_sizes(r: common.Results) -> Finding:
             f"{np.nanmin(steps):.0f}-{np.nanmax(steps):.0f} steps"
         )
     parts.append(f"headroom {numbers['median_headroom']:.1f}")
-    return Finding(_verdict(all(holds), DIFFERS if any(holds) else REFUTED), "; ".join(parts), numbers)
+    verdict = _verdict(all(holds), DIFFERS if any(holds) else REFUTED)
+    return Finding(verdict, "; ".join(parts), numbers, _spread(headroom=r["headroom"]))
 
 
 def stopping(r: common.Results) -> Finding:
@@ -173,7 +198,8 @@ def stopping(r: common.Results) -> Finding:
             f"{name}: stops at {steps:g} with {at_stop:.0e} at tau = {r['taus'][tight]:.0e} "
             f"(attainable {best:.0e}, solve {solve:.0e})"
         )
-    return Finding(_verdict(not wrong, REFUTED), "; ".join(parts), numbers)
+    at_stop = {f"{n} error at stop": r["stop_error"][i, :, tight] for i, n in enumerate(r["matrices"].tolist())}
+    return Finding(_verdict(not wrong, REFUTED), "; ".join(parts), numbers, _spread(**at_stop))
 
 
 def stability(r: common.Results) -> Finding:
@@ -211,7 +237,8 @@ def early_stopping(r: common.Results) -> Finding:
     alike = all(numbers[k]["eagle"] <= 1.25 * numbers[k]["gd"] for k in pairs)
     useful = all(numbers[k]["eagle"] < final for k in pairs)
     verdict = _verdict(alike and useful, DIFFERS if useful else REFUTED)
-    return Finding(verdict, f"least error, {'; '.join(parts)}; least squares {final:.2g}", numbers)
+    spread = _spread(**{k: np.nanmin(r[eagle], axis=-1) for k, (eagle, _) in pairs.items()})
+    return Finding(verdict, f"least error, {'; '.join(parts)}; least squares {final:.2g}", numbers, spread)
 
 
 def machine_count(r: common.Results) -> Finding:
@@ -220,7 +247,7 @@ def machine_count(r: common.Results) -> Finding:
     text = (
         f"error 1e-2 after {_list(rounds)} rounds with M = {_list(r['counts'])} (d = n = {int(r['large'])}, alpha = 1)"
     )
-    return Finding(verdict, text, {"rounds": rounds.tolist(), "machines": r["counts"].tolist()})
+    return Finding(verdict, text, {"rounds": rounds.tolist(), "machines": r["counts"].tolist()}, runs=1)
 
 
 def _median_rounds(r: common.Results, method: str) -> np.ndarray:
@@ -228,7 +255,8 @@ def _median_rounds(r: common.Results, method: str) -> np.ndarray:
 
 
 def _list(values) -> str:
-    return " ".join(f"{v:.3g}" for v in np.asarray(values, float))
+    """1 0.357 1561, and "-" for what was not reached."""
+    return " ".join("-" if np.isnan(v) else f"{v:.0f}" if v >= 100 else f"{v:.3g}" for v in np.asarray(values, float))
 
 
 def inverse_alpha(r: common.Results) -> Finding:
@@ -239,7 +267,11 @@ def inverse_alpha(r: common.Results) -> Finding:
         f"{_list(rounds)} rounds to 1e-6 at alpha = {_list(r['alphas'])} (index {_list(index)}): "
         f"rounds ~ index^-{slope:.2f} for alpha < 1; krylov {_list(_median_rounds(r, 'krylov'))}"
     )
-    return Finding(_verdict(0.75 <= slope <= 1.25, DIFFERS), text, {"rounds": rounds.tolist(), "slope": slope})
+    at = r["methods"].tolist().index("averaging")
+    pairs = zip(r["alphas"], common.nan_unless_reached(r["rounds"][..., at]), strict=True)
+    spread = _spread(**{f"rounds at alpha = {alpha:.3g}": n for alpha, n in pairs})
+    verdict = _verdict(0.75 <= slope <= 1.25, DIFFERS)
+    return Finding(verdict, text, {"rounds": rounds.tolist(), "slope": slope}, spread)
 
 
 def against_distributed_gd(r: common.Results) -> Finding:
@@ -257,17 +289,15 @@ def against_distributed_gd(r: common.Results) -> Finding:
 
 def floats_per_round(r: common.Results) -> Finding:
     sent, expected = int(r["floats"]), int(r["floats_expected"])
-    return Finding(
-        _verdict(sent == expected, REFUTED), f"{sent} floats a round, (d + d') n' = {expected}", {"floats": sent}
-    )
+    text = f"{sent} floats a round, (d + d') n' = {expected}"
+    return Finding(_verdict(sent == expected, REFUTED), text, {"floats": sent}, runs=1)
 
 
 def freezing(r: common.Results) -> Finding:
     ratio, (none, freeze) = float(r["freeze_seconds_ratio"]), r["freeze_rounds"].tolist()
     verdict = _verdict(none == freeze and ratio < 0.9, DIFFERS if none == freeze else REFUTED)
-    return Finding(
-        verdict, f"{none} and {freeze} rounds, time {ratio:.2f}x", {"ratio": ratio, "rounds": [none, freeze]}
-    )
+    text = f"{none} and {freeze} rounds, time {ratio:.2f}x"
+    return Finding(verdict, text, {"ratio": ratio, "rounds": [none, freeze]}, runs=1)
 
 
 def cg_unavailable(r: common.Results) -> Finding:
@@ -338,63 +368,151 @@ def against_sketch_cg(r: common.Results) -> Finding:
     return Finding(_verdict(middle <= 0.5, DIFFERS if middle < 1 else REFUTED), text, numbers)
 
 
+def real_matrices(r: common.Results) -> Finding:
+    """EAGLE, with the better of its two step rules, meets the paper's residual everywhere and is fastest on most.
+
+    The table has times over the SVD's; "full" is ten times the SVD's own residual.
+    """
+    names, methods = r["names"].tolist(), r["methods"].tolist()
+    # matrices x targets x methods
+    ratio = r["seconds"] / r["seconds"][..., [methods.index("lstsq")]]
+    eagle = np.fmin(ratio[..., methods.index("optimal")], ratio[..., methods.index("paper")])[:, 0]
+    met, fastest = np.isfinite(eagle), eagle <= np.nanmin(ratio[:, 0], axis=-1)
+    columns = ["matrix", "size", "rank", "κ(A)", *(f"{m}, 1e-3" for m in methods[:-1])]
+    columns += [*(f"{m}, full" for m in methods[:-1]), "error of D"]
+    rows = []
+    for i, name in enumerate(names):
+        size = "×".join(str(n) for n in r["shapes"][i])
+        cells = [_list([x]) if np.isfinite(x) else "missed" for target in ratio[i] for x in target[:-1]]
+        error = r["error"][i, 1, methods.index("optimal")]
+        rows.append([name, size, int(r["rank"][i]), f"{r['kappa'][i]:.0e}", *cells])
+        rows[-1].append(f"{error:.0e}" if np.isfinite(error) else "no D")
+    numbers = {"table": {"columns": columns, "rows": rows}, "skipped": r["skipped"].tolist()}
+    text = (
+        f"{len(names)} matrices EAGLE meets 1e-3 on {met.sum()} and is the fastest on {fastest.sum()}; "
+        f"its median time is {np.nanmedian(eagle):.2g}x the SVD's"
+    )
+    if not set(names) & set(suitesparse.WANTED):
+        wanted = ", ".join(suitesparse.WANTED)
+        reason = f"none of the paper's matrices ({wanted}) was there; on {text}"
+        return Finding(NOT_RUN, reason, numbers, runs=len(names))
+    verdict = REFUTED if not met.all() else _verdict(fastest.mean() > 0.5, DIFFERS)
+    return Finding(verdict, f"of {text}", numbers, runs=len(names))
+
+
 CLAIMS = (
     Claim("N1", "quadratic convergence", "slope about 2", "convergence", "n1_convergence", order),
-    Claim("N2", "iterations grow like log kappa", "figure", "kappa_sweep", "n2_kappa_sweep", log_kappa),
+    Claim("N2", "iterations grow like log kappa", "", "kappa_sweep", "n2_kappa_sweep", log_kappa, timed=True),
     Claim("N3", "fewer iterations than CG, kappa=1e4", "about 100x", "kappa_sweep", "n2_kappa_sweep", against_cg),
-    Claim("N4", "converges at every rank; CG unreliable", "figure", "ranks", "n4_ranks", small_ranks),
+    Claim("N4", "converges at every rank; CG unreliable", "", "ranks", "n4_ranks", small_ranks),
     Claim("N5", "estimation form identical", "W_l C = D_l", "convergence", "n1_convergence", estimation),
-    Claim("N6", "converges on six data families", "figure", "families", "n6_families", families),
-    Claim("N7", "the same at n = 1920", "figure", "ranks", "n7_ranks_large", large_ranks),
-    Claim("N8", "early stopping regularises as GD", "figure", "early_stopping", "n8_noise", early_stopping),
+    Claim("N6", "converges on six data families", "", "families", "n6_families", families),
+    Claim("N7", "the same at n = 1920", "", "ranks", "n7_ranks_large", large_ranks),
+    Claim("N8", "early stopping regularises as GD", "", "early_stopping", "n8_noise", early_stopping),
     Claim("N9", "step sizes in [0.2, 2] hardly matter", "[0.2, 2]", "step_sizes", "n9_step_sizes", step_sizes),
     Claim("N10", "stopping on ||D_l - D_(l-1)|| suffices", "no number", "stopping", "n10_stopping", stopping),
     Claim("N11", "stable for any kappa", "tested to 1e5", "error_map", "n11_error_map", stability),
     Claim("D1", "1e-2 in <= 15 rounds for any M", "<= 15 rounds", "diversity", "d1_machines", machine_count),
-    Claim("D2", "rounds grow like 1/alpha", "figure", "diversity", "d2_alpha", inverse_alpha),
+    Claim("D2", "rounds grow like 1/alpha", "", "diversity", "d2_alpha", inverse_alpha),
     Claim("D3", "GD needs more rounds", "10-100x", "diversity", "d2_alpha", against_distributed_gd),
-    Claim("D4", "floats per round", "(d+d')n'", "diversity", "d2_alpha", floats_per_round),
-    Claim("D5", "freezing A, B: same rounds, less time", "figure", "diversity", "d2_alpha", freezing),
+    Claim("D4", "floats per round", "(d+d')n'", "diversity", "", floats_per_round),
+    Claim("D5", "freezing A, B: same rounds, less time", "", "diversity", "", freezing, timed=True),
     Claim("D6", "CG is unavailable to machines", "no number", "diversity", "d2_alpha", cg_unavailable),
     Claim("S1", "rounds grow like n/r", "figure", "sketching", "s1_sketches", sketch_rounds),
     Claim("S2", "time per step by r", "21 16 7 5 ms: 4.2x", "sketching", "s2_times", sketch_step_time),
     Claim("S3", "faster than SGD for r >= n/4", "2.5x at n/4", "sketching", "s2_times", against_sgd),
     Claim("S4", "a third of sketch-and-CG's time, kappa=1e4", "1/3", "sketching", "s2_times", against_sketch_cg),
+    Claim(
+        "R1",
+        "SuiteSparse matrices, time to 1e-3 ‖B‖²",
+        "table (v2)",
+        "suitesparse",
+        "r1_suitesparse",
+        real_matrices,
+        timed=True,
+        missing=f"needs --matrix_dir, a folder with {', '.join(f'{name}.mtx' for name in suitesparse.WANTED)}",
+    ),
 )
 
 
+def _about_run(about: dict[str, Any]) -> dict[str, Any]:
+    """What a number depends on beside the rule."""
+    names = ("command", "config", "date", "wall_seconds", "versions", "device", "processor", "cores", "load_average")
+    return {"runs": about["config"].get("runs")} | {name: about.get(name) for name in (*names, "git_revision")}
+
+
+def _judged(claim: Claim, out: Path) -> dict[str, Any]:
+    record: dict[str, Any] = {name: getattr(claim, name) for name in ("statement", "paper", "item")}
+    record["command"] = f"python -m experiments.{claim.item}"
+    record["figure"] = f"figures/{claim.figure}.png" if claim.figure else None
+    source = Path(inspect.getsourcefile(claim.rule) or "").relative_to(common.ROOT)
+    record["rule"] = f"{source}:{claim.rule.__name__}"
+    record["rule_source"] = inspect.getsource(claim.rule)
+    if not common.stored(out, claim.item):
+        return record | {"verdict": NOT_RUN, "reason": claim.missing or f"no results; run {record['command']}"}
+    results, about = common.load(out, claim.item)
+    try:
+        finding = claim.rule(results)
+    except KeyError as error:
+        return record | {"verdict": NOT_RUN, "reason": f"stored results of other code lack {error}; run it again"}
+    record |= _about_run(about) | {name: value for name, value in finding._asdict().items() if value is not None}
+    if record["verdict"] == NOT_RUN:
+        record["reason"] = record.pop("measured")
+    elif claim.timed and about["load_average"] > about["cores"]:
+        load = f"load {about['load_average']:.0f} on {about['cores']} cores"
+        record["measured"] += f" (times not meaningful: busy machine, {load})"
+    return record
+
+
+def _unjudged(entry: Entry) -> dict[str, Any]:
+    return {"statement": entry.says, "verdict": NOT_RUN, "reason": "no experiment judges it yet"}
+
+
 def judge(out: Path) -> list[dict[str, Any]]:
-    """One JSON-ready record per claim."""
+    """One JSON-ready record per entry of the ledger, in its order."""
+    rules = {claim.id: claim for claim in CLAIMS}
+    # Every record has these, so that readers need not ask.
+    empty = {"paper": "", "item": "", "command": "", "figure": None, "rule": "", "rule_source": "", "runs": None}
+    empty |= {"measured": "", "reason": "", "numbers": {}, "spread": {}, "wall_seconds": None}
     records = []
-    for claim in CLAIMS:
-        record = {name: getattr(claim, name) for name in ("id", "statement", "paper", "item")}
-        record["command"] = f"python -m experiments.{claim.item}"
-        record["figure"] = f"figures/{claim.figure}.png"
-        if common.stored(out, claim.item):
-            results, about = common.load(out, claim.item)
-            record |= claim.rule(results)._asdict()
-            record |= {"command": about["command"], "config": about["config"]}
-            if claim.rule is log_kappa and about["load_average"] > about["cores"]:
-                load = f"load {about['load_average']:.0f} on {about['cores']} cores"
-                record["measured"] += f" (times not meaningful: busy machine, {load})"
-        else:
-            record |= Finding(NOT_RUN, "", {})._asdict()
-        records.append(record)
+    for entry in LEDGER:
+        record = _judged(rules[entry.id], out) if entry.id in rules else _unjudged(entry)
+        records.append({"id": entry.id, "where": entry.where, "says": entry.says} | empty | record)
     return records
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null."""
+    if isinstance(value, dict):
+        return {name: _without_nan(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(v) for v in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def as_json(records: list[dict[str, Any]]) -> str:
+    return json.dumps(_without_nan(records), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write(out: Path) -> tuple[Path, list[dict[str, Any]]]:
     records = judge(out)
     path = out / "claims.json"
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(as_json(records), encoding="utf-8")
     return path, records
 
 
+STYLES = {REPRODUCED: "green", DIFFERS: "yellow", REFUTED: "red", NOT_RUN: "dim"}
+
+
 def print_table(records: list[dict[str, Any]]) -> None:
+    table = Table("claim", "verdict", "statement", "paper", "ours")
     for r in records:
-        common.console.print(f"{r['id']:4} {r['verdict']:11} {r['statement']}", highlight=False)
-        common.console.print(f"     paper: {r['paper']}; measured: {r['measured']}", highlight=False, markup=False)
+        ours = r["measured"] or r["reason"]
+        table.add_row(r["id"], Text(r["verdict"], STYLES[r["verdict"]]), *map(Text, (r["statement"], r["paper"], ours)))
+    common.console.print(table)
+    counts = {name: sum(r["verdict"] == name for r in records) for name in STYLES}
+    common.console.print(", ".join(f"{n} {name}" for name, n in counts.items()), highlight=False)
 
 
 def main() -> None:

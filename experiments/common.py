@@ -4,6 +4,8 @@ An experiment is a frozen dataclass `Config`, a function `run(cfg)` that returns
 scalars, and `PRESETS` with the configurations "quick", "default" and "full". Nothing here plots.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import hashlib
 import json
@@ -12,7 +14,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import jaxlib
 import numpy as np
 from absl import app, flags
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import track as _track
 
 import eagle_jax
@@ -39,10 +42,40 @@ Results = dict[str, Any]
 # ---- measuring ---------------------------------------------------------------------------------------------
 
 
-def track(items: Iterable, description: str) -> Iterable:
-    """A progress bar on a terminal, plain iteration elsewhere."""
-    items = list(items)
-    return _track(items, description, console=console, transient=True, disable=not console.is_terminal)
+# The display around the code that runs now: experiments are the same alone and as one of many.
+_display: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("display", default=None)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress]:
+    """One display for every `track` inside, on a terminal; nothing is drawn elsewhere."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as display:
+        token = _display.set(display)
+        try:
+            yield display
+        finally:
+            _display.reset(token)
+
+
+def track(items: Iterable, description: str) -> Iterator:
+    """A progress bar on a terminal, plain iteration elsewhere; a line of the surrounding display, if there is one."""
+    items, display = list(items), _display.get()
+    if display is None:
+        style: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+        yield from _track(items, description, **style)
+        return
+    task = display.add_task(description, total=len(items))
+    try:
+        yield from display.track(items, task_id=task)
+    finally:
+        display.remove_task(task)
 
 
 def keys(seed: int, runs: int):
@@ -146,6 +179,15 @@ def as_json(cfg: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(cfg)))
 
 
+def processor() -> str:
+    """The CPU's name, as Linux tells it; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
 def provenance() -> dict[str, Any]:
     """What a number depends on beside the config: versions, device, load, revision."""
     return {
@@ -156,6 +198,8 @@ def provenance() -> dict[str, Any]:
             "python": platform.python_version(),
         },
         "device": str(jax.devices()[0].device_kind),
+        "processor": processor(),
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "cores": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 2),
         "git_revision": git_revision(),
@@ -224,8 +268,16 @@ def define_out_flag() -> None:
     flags.DEFINE_string("out", "results", "Folder for raw results and figures.")
 
 
-def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any]) -> None:
-    """The command line of one experiment."""
+def show_in_help() -> None:
+    """absl's --help lists the flags of the main module only; these are defined here and in other experiments."""
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("experiments."):
+            for flag in defined:
+                flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+
+
+def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any], needed: tuple[str, ...] = ()) -> None:
+    """The command line of one experiment; `needed` are flags of its own that have no default."""
     define_out_flag()
     flags.DEFINE_bool("quick", False, "A small version, to see it work.")
     flags.DEFINE_integer("runs", presets["full"].runs, "Independent problems per setting.", lower_bound=1)
@@ -237,10 +289,13 @@ def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any])
         jax.config.update("jax_enable_x64", True)
         cfg = presets["quick" if flags.FLAGS.quick else "full"]
         given = {name: flags.FLAGS[name].value for name in ("runs", "seed") if flags.FLAGS[name].present}
+        given |= {name: flags.FLAGS[name].value for name in needed}
         cfg = dataclasses.replace(cfg, **given)
         out = Path(flags.FLAGS.out)
         command = f"python -m experiments.{item} " + " ".join(sys.argv[1:])
         wall = run_and_save(out, item, run, cfg, command.strip())
         console.print(f"{item}: {wall:.1f} s, wrote {out / item}.npz and .json")
 
+    flags.mark_flags_as_required(needed)
+    show_in_help()
     app.run(main)

@@ -34,6 +34,7 @@ COLOURS = {
     "deflation": "#D55E00",
     "sgd": "#8C8C8C",
     "sketch_cg": "#009E73",
+    "lsmr": "#7B5EA7",
 }
 LABELS = {
     "paper": "EAGLE, paper steps",
@@ -49,6 +50,7 @@ LABELS = {
     "deflation": "EAGLE, deflation (default)",
     "sgd": "SGD",
     "sketch_cg": "sketch-and-CG",
+    "lsmr": "LSMR",
 }
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -68,13 +70,29 @@ STYLE: dict[Any, Any] = {
 FLOOR = 1e-17
 
 
-def band(ax: Axes, x, rows: np.ndarray, method: str, **style) -> None:
-    """Median and 10-90 % band over the first axis of `rows`."""
-    rows = np.clip(rows, FLOOR, 1e30)
-    low, middle, high = np.percentile(rows, [10, 50, 90], axis=0)
+def band(ax: Axes, x, rows: np.ndarray, method: str, **style) -> np.ndarray:
+    """Median and 10-90 % band over the first axis of `rows`; the median."""
+    # NaN is "not reached": more than any number, so a median of it is not drawn.
+    rows = np.where(np.isnan(rows), np.inf, np.clip(rows, FLOOR, None))
+    low, middle, high = np.percentile(rows, [10, 50, 90], axis=0, method="nearest")
     colour = COLOURS[method]
     ax.plot(x, middle, color=colour, label=style.pop("label", LABELS[method]), **style)
     ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    return middle
+
+
+def name_line(ax: Axes, x, y, method: str, offset=(5, 0), **style) -> None:
+    """The method's name in its colour, beside the point (x, y)."""
+    place: dict[str, Any] = {"fontsize": 8, "ha": "left", "va": "center", "textcoords": "offset points"}
+    ax.annotate(style.pop("label", LABELS[method]), (x, y), offset, color=COLOURS[method], **(place | style))
+
+
+def name_ends(ax: Axes, x: np.ndarray, curves: dict[str, np.ndarray]) -> None:
+    """Names at the right ends of curves."""
+    for method, y in curves.items():
+        reached = np.flatnonzero(np.isfinite(y))
+        if reached.size:
+            name_line(ax, x[reached[-1]], y[reached[-1]], method)
 
 
 def steps_axis(errors: np.ndarray) -> np.ndarray:
@@ -88,7 +106,11 @@ def convergence(r: common.Results) -> Figure:
     x, estimate = steps_axis(r["estimation"]), np.median(r["estimation"], axis=0)
     left.plot(x, estimate, "o", ms=3, mfc="none", color=COLOURS["estimation"], label=LABELS["estimation"])
     left.set(xscale="log", yscale="log", xlabel="iteration", ylabel="relative error of D", ylim=(1e-16, 3))
-    figure.legend(*_merged(left), loc="outside lower center", ncols=4)
+    for method, name, offset in (("gd", "gd", (0, -8)), ("cg", "cg", (-4, -4)), ("paper", "eagle", (-4, 0))):
+        middle = np.median(r[name], axis=0)
+        at = middle.size // 3 if method == "gd" else int(np.argmax(middle < 1e-6))
+        name_line(left, at + 1, middle[at], method, offset, ha="center" if method == "gd" else "right")
+    name_line(left, x[-1], estimate[-1], "estimation", (5, 0))
     now, then = r["eagle"][:, :-1].ravel(), r["eagle"][:, 1:].ravel()
     right.loglog(now, then, ".", ms=4, color=COLOURS["paper"], alpha=0.5)
     line = np.array([1e-8, 1.0])
@@ -104,21 +126,26 @@ def convergence(r: common.Results) -> Figure:
 def kappa_sweep(r: common.Results) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.0))
     kappas, methods = r["kappas"], r["methods"].tolist()
+    medians = {}
     for method in ("cg", "paper", "optimal"):
         steps = common.nan_unless_reached(r[f"steps_{method}"]).T
-        band(left, kappas, steps, method, marker="o", ms=3)
+        medians[method] = band(left, kappas, steps, method, marker="o", ms=3)
     gd = common.nan_unless_reached(r["steps_gd"])
     left.plot(kappas, gd, "s", ms=4, color=COLOURS["gd"], label="GD" if np.isfinite(gd).any() else None)
     left.plot(kappas, r["theory_exact"], "--", color="#222222", lw=0.9, label="theory, exact recursion")
     left.plot(kappas, r["theory_lower"], ":", color="#222222", lw=0.9, label="theory, lower bound")
     left.set(xscale="log", yscale="log", xlabel="κ(A)", ylabel="iterations to MSE 1e-20")
+    name_ends(left, kappas, medians)
     for method in ("cg", "gd", "paper", "optimal", "lstsq"):
         ratio = r["seconds_over_lstsq"][:, methods.index(method)]
         if np.isfinite(ratio).any():
             style = {"marker": "s" if method == "gd" else "o", "ms": 3, "color": COLOURS[method]}
-            right.plot(kappas, ratio, label=LABELS[method], **style)
+            right.plot(kappas, ratio, **style)
     right.set(xscale="log", yscale="log", xlabel="κ(A)", ylabel="time to MSE 1e-20 / lstsq")
-    figure.legend(*_merged(left, right), loc="outside lower center", ncols=4)
+    name_ends(right, kappas, dict(zip(methods, r["seconds_over_lstsq"].T, strict=True)))
+    handles, labels = _merged(left)
+    theory = [i for i, label in enumerate(labels) if label.startswith("theory")]
+    figure.legend([handles[i] for i in theory], [labels[i] for i in theory], loc="outside lower left", ncols=2)
     missing = kappas[np.isnan(gd)]
     if missing.size:
         note = f"GD not reached at κ ≥ {missing.min():.0e}"
@@ -189,7 +216,7 @@ def stopping(r: common.Results) -> Figure:
     for i, (ax, name) in enumerate(zip(axes, r["matrices"].tolist(), strict=True)):
         x = steps_axis(r["error"])
         band(ax, x, r["error"][i], "paper", label="error of D")
-        band(ax, x, r["change"][i], "gd", label="change of D in the step")
+        band(ax, x, r["change"][i], "paper", label="change of D in the step", ls=":")
         solve = np.clip(np.median(r["solve_error"][i]), FLOOR, None)
         ax.axhline(solve, color=COLOURS["optimal"], ls="--", lw=1.1, label=LABELS["optimal"] + ", error")
         stop = np.median(r["stop_steps"][i, :, tight]), np.median(r["stop_error"][i, :, tight])
@@ -267,9 +294,12 @@ def alpha_sweep(r: common.Results) -> Figure:
     axes[0].set_ylabel("relative error of D")
     rounds = common.nan_unless_reached(r["rounds"])
     for i, method in enumerate(methods):
-        if np.isfinite(rounds[..., i]).any():
-            axes[2].plot(1 / alphas, np.median(rounds[..., i], axis=-1), "o-", ms=3, color=COLOURS[method])
-    axes[2].set(xscale="log", yscale="log", xlabel="1/α", title="rounds to 1e-6")
+        reached = np.isfinite(rounds[..., i]).all(-1)
+        x, y = 1 / alphas[reached], rounds[reached, :, i]
+        if x.size:
+            axes[2].plot(x, np.median(y, axis=-1), "o-", ms=3, color=COLOURS[method])
+            axes[2].fill_between(x, y.min(-1), y.max(-1), color=COLOURS[method], alpha=0.18, linewidth=0)
+    axes[2].set(xscale="log", yscale="log", xlabel="1/α", title="rounds to 1e-6 (band: all runs)")
     figure.legend(*_merged(axes[0]), loc="outside lower center", ncols=4)
     return figure
 
@@ -314,6 +344,25 @@ def sketch_times(r: common.Results) -> Figure:
     return figure
 
 
+def suitesparse(r: common.Results) -> Figure:
+    """Times over the SVD's, one row per matrix; a method that missed the target has no point."""
+    names, methods = r["names"].tolist(), r["methods"].tolist()
+    size = (7.2, 1.3 + 0.28 * len(names))
+    figure, axes = plt.subplots(1, 2, figsize=size, sharey=True, sharex=True)
+    rows = np.arange(len(names))[::-1]
+    labels = [f"{n}, rank {k}, κ = {c:.0e}" for n, k, c in zip(names, r["rank"], r["kappa"], strict=True)]
+    for t, (ax, title) in enumerate(zip(axes, ("to ‖WA − B‖² = 1e-3 ‖B‖²", "to full accuracy"), strict=True)):
+        ratio = r["seconds"][:, t] / r["seconds"][:, t, [methods.index("lstsq")]]
+        ax.axvline(1, color=COLOURS["lstsq"], lw=1, label=LABELS["lstsq"])
+        for method in methods[:-1]:
+            y = ratio[:, methods.index(method)]
+            ax.plot(y, rows, "o", ms=5, color=COLOURS[method], label=LABELS[method])
+        ax.set(xscale="log", xlabel="time / SVD's time", title=title)
+        ax.set_yticks(rows, labels)
+    figure.legend(*_merged(axes[0]), loc="outside lower center", ncols=5)
+    return figure
+
+
 FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "n1_convergence": ("convergence", convergence),
     "n2_kappa_sweep": ("kappa_sweep", kappa_sweep),
@@ -328,6 +377,7 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "d2_alpha": ("diversity", alpha_sweep),
     "s1_sketches": ("sketching", sketches),
     "s2_times": ("sketching", sketch_times),
+    "r1_suitesparse": ("suitesparse", suitesparse),
 }
 
 

@@ -1,14 +1,15 @@
-"""Runs every experiment, draws the figures and judges the claims.
+"""Runs every experiment, draws the figures, judges the claims and writes the report.
 
-    python -m experiments.reproduce --preset=quick|default|full
+    python -m experiments.reproduce --preset=quick|default|full [--matrix_dir=FOLDER]
 
 Items whose stored results come from the same configuration and the same source are skipped, so an interrupted
-run can be resumed. "full" is the paper's 50 runs.
+run can be resumed by the same command. "full" is the paper's 50 runs. R1 needs SuiteSparse matrices in a folder.
 """
 
 import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import app, flags
@@ -22,11 +23,13 @@ from experiments import (
     error_map,
     families,
     kappa_sweep,
+    page,
     ranks,
     report,
     sketching,
     step_sizes,
     stopping,
+    suitesparse,
 )
 
 EXPERIMENTS = (
@@ -44,38 +47,68 @@ EXPERIMENTS = (
 NAMES = ("quick", "default", "full")
 
 
-def reproduce(preset: str, out: Path, seed: int | None = None) -> None:
-    start = time.perf_counter()
-    for i, experiment in enumerate(EXPERIMENTS, 1):
-        cfg = experiment.PRESETS[preset]
-        if seed is not None:
-            cfg = dataclasses.replace(cfg, seed=seed)
-        label = f"[{i}/{len(EXPERIMENTS)}] {experiment.ITEM}"
-        if common.is_current(out, experiment.ITEM, cfg):
-            common.console.print(f"{label}: stored results are current", highlight=False, markup=False)
-            continue
-        common.console.print(f"{label}: running", highlight=False, markup=False)
-        command = f"python -m experiments.reproduce --preset={preset}"
-        wall = common.run_and_save(out, experiment.ITEM, experiment.run, cfg, command)
-        common.console.print(f"{label}: {wall:.0f} s", highlight=False, markup=False)
+def _say(text: str) -> None:
+    common.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _configured(preset: str, seed: int | None, matrix_dir: str | None) -> list[tuple[Any, Any]]:
+    """(experiment, its configuration) for everything that can run."""
+    pairs = [(experiment, experiment.PRESETS[preset]) for experiment in EXPERIMENTS]
+    if matrix_dir:
+        pairs.append((suitesparse, dataclasses.replace(suitesparse.PRESETS[preset], matrix_dir=matrix_dir)))
+    return pairs if seed is None else [(e, dataclasses.replace(cfg, seed=seed)) for e, cfg in pairs]
+
+
+def run_all(preset: str, out: Path, seed: int | None = None, matrix_dir: str | None = None) -> None:
+    """Every experiment whose results are not there yet, under one progress display."""
+    pairs = _configured(preset, seed, matrix_dir)
+    command = f"python -m experiments.reproduce --preset={preset}"
+    with common.progress() as display:
+        whole = display.add_task("experiments", total=len(pairs))
+        for i, (experiment, cfg) in enumerate(pairs, 1):
+            label = f"[{i}/{len(pairs)}] {experiment.ITEM}"
+            if common.is_current(out, experiment.ITEM, cfg):
+                _say(f"{label}: stored results are current")
+            else:
+                _say(f"{label}: running")
+                wall = common.run_and_save(out, experiment.ITEM, experiment.run, cfg, command)
+                _say(f"{label}: {wall:.0f} s")
+            display.advance(whole)
+
+
+def conclude(out: Path) -> list[Path]:
+    """Figures, verdicts and the page, from what is stored; the files written."""
     figures = report.draw_all(out)
     path, records = claims.write(out)
     claims.print_table(records)
-    minutes = (time.perf_counter() - start) / 60
-    common.console.print(f"{minutes:.1f} min; wrote {path} and {len(figures)} figures in {out / 'figures'}")
+    return [page.write(out), path, *figures]
+
+
+def reproduce(preset: str, out: Path, seed: int | None = None, matrix_dir: str | None = None) -> None:
+    start = time.perf_counter()
+    try:
+        run_all(preset, out, seed, matrix_dir)
+    except KeyboardInterrupt:
+        _say(f"interrupted; finished experiments are kept in {out}, and the same command goes on from there")
+        raise SystemExit(130) from None
+    html, path, *figures = conclude(out)
+    _say(f"{(time.perf_counter() - start) / 60:.1f} min; {path}, {len(figures)} figures in {out / 'figures'}")
+    _say(f"report: {html.resolve()}")
 
 
 def main() -> None:
     common.define_out_flag()
     flags.DEFINE_enum("preset", "default", NAMES, "How much to run.")
     flags.DEFINE_integer("seed", None, "Replaces the seed of every experiment.")
+    suitesparse.define_flag()
 
     def run(argv: list[str]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"unknown arguments {argv[1:]}")
         jax.config.update("jax_enable_x64", True)
-        reproduce(flags.FLAGS.preset, Path(flags.FLAGS.out), flags.FLAGS.seed)
+        reproduce(flags.FLAGS.preset, Path(flags.FLAGS.out), flags.FLAGS.seed, flags.FLAGS.matrix_dir)
 
+    common.show_in_help()
     app.run(run)
 
 

@@ -76,3 +76,17 @@ def error(value, case: Case) -> float:
 def assert_close(value, case: Case, factor: float = 4.0) -> None:
     found, allowed = error(value, case), tolerance(case, factor)
     assert found <= allowed, f"error {found:.2e} > {allowed:.2e} (kappa {case.kappa:.1e}, scale {case.scale:.1e})"
+
+
+def stopping_results() -> dict[str, np.ndarray]:
+    """Results as `experiments.stopping` gives them, made up: the rule stops at an error of 0.5, 1e-9 is attainable."""
+    steps, runs = 4, 2
+    return {
+        "matrices": np.array(["gapped", "kahan"]),
+        "taus": np.array([1e-4]),
+        "stop_steps": np.full((2, runs, 1), 2),
+        "stop_error": np.full((2, runs, 1), 0.5),
+        "solve_error": np.full((2, runs), 1e-9),
+        "error": np.full((2, runs, steps), 1e-9),
+        "change": np.full((2, runs, steps), 1e-5),
+    }

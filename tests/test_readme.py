@@ -1,10 +1,73 @@
-"""The README's example runs and prints what it says."""
+"""The pages say what is there: examples run, commands and files exist, the reproduction table is the ledger's."""
 
 import doctest
 import pathlib
+import re
+
+import pytest
+
+from experiments import claims, ledger, readme
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "BUILD.md", "ERRATA.md")}
+TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of every table row, headings left out."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if "---" not in line]
 
 
 def test_readme_example():
-    readme = pathlib.Path(__file__).parent.parent / "README.md"
-    result = doctest.testfile(str(readme), module_relative=False)
+    result = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
     assert result.attempted > 5 and result.failed == 0
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_files_and_tests_exist(name):
+    text = PAGES[name]
+    for module in re.findall(r"python -m experiments\.(\w+)", text):
+        source = (ROOT / "experiments" / f"{module}.py").read_text(encoding="utf-8")
+        assert '__name__ == "__main__"' in source, module
+    assert {
+        target
+        for target in re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", text, re.MULTILINE)
+        for target in target
+        if target
+    } <= set(TARGETS)
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / link).exists(), link
+    for file, test in re.findall(r"`(tests/\w+\.py)::(\w+)`", text):
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), test
+
+
+def test_module_map_is_complete():
+    section = PAGES["README.md"].split("## Modules")[1].split("`experiments/`")[0]
+    modules = {path.name for path in (ROOT / "eagle_jax").glob("*.py")} - {"__init__.py"}
+    named = re.findall(r"`(\w+\.py)`", section)
+    assert sorted(named) == sorted(modules)
+
+
+def test_reproduction_table_is_the_ledgers(tmp_path):
+    """Run `python -m experiments.readme` after a new rule; the measured columns come from a stored run."""
+    rows = table_rows(readme.parts(PAGES["README.md"])[1])
+    fresh = table_rows(readme.table(claims.judge(tmp_path)))
+    fixed = [readme.COLUMNS.index(name) for name in ("claim", "command", "paper")]
+    assert [[row[i] for i in fixed] for row in rows] == [[row[i] for i in fixed] for row in fresh]
+    assert {row[-1] for row in rows[1:]} <= set(claims.STYLES)
+
+
+def test_rewriting_the_table_keeps_the_rest(tmp_path):
+    text = PAGES["README.md"]
+    again = readme.rewritten(text, claims.judge(tmp_path))
+    assert readme.parts(again)[::2] == readme.parts(text)[::2]
+    assert readme.rewritten(again, claims.judge(tmp_path)) == again and again.count("| not run |") == len(ledger.LEDGER)
+
+
+def test_errata_have_every_claim_that_is_contradicted():
+    listed = {id for row in table_rows(PAGES["ERRATA.md"]) for id in re.findall(r"\b[ENDSR]\d+\b", row[0])}
+    assert listed <= {entry.id for entry in ledger.LEDGER}
+    rows = table_rows(readme.parts(PAGES["README.md"])[1])[1:]
+    contradicted = {row[0].split(":")[0] for row in rows if row[-1] in (claims.DIFFERS, claims.REFUTED)}
+    assert contradicted and contradicted <= listed

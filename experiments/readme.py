@@ -1,0 +1,63 @@
+"""The reproduction table of README.md, from results/claims.json.
+
+python -m experiments.readme        (rewrites what is between the two markers; seconds)
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from experiments import claims, common
+
+PATH = common.ROOT / "README.md"
+BEGIN, END = "<!-- claims: python -m experiments.readme -->", "<!-- end of claims -->"
+COLUMNS = ("claim", "command", "minutes", "paper", "ours", "verdict")
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def row(record: dict[str, Any]) -> tuple[str, ...]:
+    command = f"`python -m experiments.{record['item']}`" if record["item"] else ""
+    seconds = record["wall_seconds"]
+    minutes = "" if seconds is None else f"{seconds / 60:.1f}"
+    paper = ", ".join(filter(None, (record["paper"], record["where"])))
+    # a reason is for the report; here it would repeat itself
+    return f"{record['id']}: {record['statement']}", command, minutes, paper, record["measured"], record["verdict"]
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *(map(row, records))]
+    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
+
+
+def parts(text: str) -> tuple[str, str, str]:
+    """What is before the table, the table, and what is after it."""
+    before, rest = text.split(BEGIN)
+    inside, after = rest.split(END)
+    return before, inside.strip("\n"), after
+
+
+def rewritten(text: str, records: list[dict[str, Any]]) -> str:
+    before, _, after = parts(text)
+    return f"{before}{BEGIN}\n{table(records)}\n{END}{after}"
+
+
+def main() -> None:
+    common.define_out_flag()
+
+    def write(argv: list[str]) -> None:
+        del argv
+        path, _ = claims.write(Path(flags.FLAGS.out))
+        records = json.loads(path.read_text(encoding="utf-8"))
+        PATH.write_text(rewritten(PATH.read_text(encoding="utf-8"), records), encoding="utf-8")
+        common.console.print(f"wrote {PATH}")
+
+    app.run(write)
+
+
+if __name__ == "__main__":
+    main()

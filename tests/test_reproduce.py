@@ -1,0 +1,83 @@
+"""One command: it goes on where it stopped, shows one display, and ends with verdicts and a report."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+from rich.console import Console
+
+from experiments import common, reproduce, stopping, suitesparse
+from tests.helpers import stopping_results
+
+
+class Interrupted:
+    """Stands for an experiment: stored results on the second attempt, Ctrl-C on the first."""
+
+    ITEM = "convergence"
+    PRESETS = {"quick": stopping.Config(runs=3)}  # noqa: RUF012
+
+    def __init__(self):
+        self.attempts = 0
+
+    def run(self, cfg):
+        self.attempts += 1
+        if self.attempts == 1:
+            raise KeyboardInterrupt
+        return {"x": float(cfg.runs)}
+
+
+@pytest.fixture
+def experiments(monkeypatch):
+    """A quick experiment, and one that is interrupted once."""
+    calls = []
+
+    def run(cfg):
+        calls.append(cfg)
+        return stopping_results()
+
+    quick = types.SimpleNamespace(ITEM="stopping", PRESETS={"quick": stopping.Config(runs=2)}, run=run)
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", (quick, Interrupted()))
+    monkeypatch.setattr(reproduce.report, "FIGURES", {"n10_stopping": reproduce.report.FIGURES["n10_stopping"]})
+    return calls
+
+
+def test_an_interrupted_run_goes_on_and_ends_with_the_report(experiments, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="130"):
+        reproduce.reproduce("quick", tmp_path)
+    assert "same command goes on" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+    reproduce.reproduce("quick", tmp_path)
+    said = " ".join(capsys.readouterr().err.split())
+    assert len(experiments) == 1 and "[1/2] stopping: stored results are current" in said
+    assert "N10" in said and "refuted" in said and "report.html" in said
+    assert (tmp_path / "report.html").stat().st_size > 10_000 and (tmp_path / "claims.json").exists()
+
+
+def test_a_seed_and_a_folder_reach_the_configurations():
+    pairs = reproduce._configured("quick", 7, "matrices")
+    assert {cfg.seed for _, cfg in pairs} == {7}
+    assert pairs[-1][0] is suitesparse and pairs[-1][1].matrix_dir == "matrices"
+    assert suitesparse not in [experiment for experiment, _ in reproduce._configured("quick", None, None)]
+
+
+def test_loops_inside_are_lines_of_the_same_display(monkeypatch):
+    monkeypatch.setattr(common, "console", Console(force_terminal=True, width=100))
+    with common.progress() as display:
+        whole = display.add_task("experiments", total=2)
+        lines = []
+        for _ in common.track(range(2), "outer"):
+            for _ in common.track(range(3), "inner"):
+                lines.append([task.description for task in display.tasks])
+            display.advance(whole)
+        assert lines == [["experiments", "outer", "inner"]] * 6
+        assert [task.description for task in display.tasks] == ["experiments"] and display.finished
+    assert list(common.track(range(3), "alone")) == [0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "flag"), [("reproduce", "--matrix_dir"), ("ranks", "--runs")])
+def test_help_lists_the_flags(module, flag):
+    command = [sys.executable, "-m", f"experiments.{module}", "--help"]
+    shown = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True, timeout=120).stdout
+    assert flag in shown and "--out" in shown

@@ -1,0 +1,97 @@
+"""R1 on matrices made here: the permutation to a full-rank block, the methods, the verdict."""
+
+import dataclasses
+import gzip
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+
+import eagle_jax
+from eagle_jax import baselines
+from eagle_jax.problems import Problem
+from experiments import claims, common, report, suitesparse
+
+pytestmark = pytest.mark.usefixtures("x64", "cheap_compilation")
+
+
+def low_rank(rows: int, columns: int, rank: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((rows, rank)) @ rng.standard_normal((rank, columns))
+
+
+def block(X: np.ndarray) -> Problem:
+    found = suitesparse.full_rank_block(X)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("shape", [(12, 9, 5), (9, 12, 5), (12, 7, 7), (7, 12, 7)])
+def test_block_has_full_rank_and_fixes_the_rest(shape):
+    A, B, C, D = block(low_rank(*shape))
+    rows, columns, rank = shape
+    if rank == rows:  # transposed: B would be empty
+        rows, columns = columns, rows
+    assert A.shape == (rank, rank) and np.linalg.matrix_rank(A) == rank and D.shape == (rows - rank, columns - rank)
+    np.testing.assert_allclose(B @ np.linalg.solve(A, C), D, atol=1e-10)
+
+
+def test_leading_columns_need_not_be_independent():
+    X = low_rank(8, 6, 3)
+    X[:, 1] = X[:, 0]
+    X[1] = 0
+    A, *_ = block(X)
+    assert np.linalg.cond(A) < 1e3
+
+
+def test_a_nonsingular_square_matrix_has_nothing_to_fill():
+    assert suitesparse.full_rank_block(np.eye(4)) is None
+
+
+def test_cg_counts_the_first_step_that_meets_the_target():
+    A, B, _, _ = block(low_rank(20, 12, 12))
+    W, steps = baselines.conjugate_gradients_until(A, B, target=1e-6, limit=100)
+    history = baselines.conjugate_gradients(A, B, A, steps=int(steps)).history
+    residuals = ((history - B) ** 2).sum((1, 2)) / (B**2).sum()
+    assert residuals[-1] <= 1e-6 < residuals[-2]
+    np.testing.assert_allclose(W @ A, history[-1], rtol=1e-9, atol=1e-9)
+    assert int(baselines.conjugate_gradients_until(A, B, target=1e-6, limit=1)[1]) == common.NOT_REACHED
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("matrices")
+    scipy.io.mmwrite(path / "Maragal_4.mtx", scipy.sparse.coo_matrix(low_rank(10, 8, 4)))
+    scipy.io.mmwrite(path / "nonsingular.mtx", scipy.sparse.coo_matrix(np.eye(3)))
+    scipy.io.mmwrite(path / "large.mtx", scipy.sparse.coo_matrix(low_rank(40, 30, 4)))
+    plain = path / "large.mtx"
+    (path / "large.mtx.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    return path
+
+
+def test_run_verdict_and_figure(folder, tmp_path):
+    cfg = dataclasses.replace(suitesparse.PRESETS["quick"], matrix_dir=str(folder), most_entries=100, timing=0.01)
+    r = suitesparse.run(cfg)
+    assert r["names"].tolist() == ["Maragal_4"] and r["rank"].tolist() == [4]
+    assert r["skipped"].tolist() == ["large (larger than this preset takes)", "nonsingular (square and nonsingular)"]
+    assert np.isfinite(r["seconds"]).all() and (r["steps"] > 0).all()
+    assert r["error"][0, 1].max() < 1e-6 and r["status"][0] == int(eagle_jax.Status.CONVERGED)
+    # the loose target leaves a visible error, or it was not loose
+    assert r["error"][0, 0, 1] > 1e-6
+    common.save(tmp_path, suitesparse.ITEM, cfg, r, 0.1, "test", "digest")
+    (record,) = [c for c in claims.judge(tmp_path) if c["id"] == "R1"]
+    assert record["verdict"] in (claims.REPRODUCED, claims.DIFFERS) and record["runs"] == 1
+    table = record["numbers"]["table"]
+    assert [len(row) for row in table["rows"]] == [len(table["columns"])]
+    assert [p.stem for p in report.draw_all(tmp_path)] == ["r1_suitesparse"]
+    other = claims.real_matrices(r | {"names": np.array(["other"])})
+    assert other.verdict == claims.NOT_RUN and "Maragal_5" in other.measured
+
+
+def test_without_matrices_the_claim_names_them(tmp_path):
+    (record,) = [c for c in claims.judge(tmp_path) if c["id"] == "R1"]
+    assert all(f"{name}.mtx" in record["reason"] for name in suitesparse.WANTED) and "--matrix_dir" in record["reason"]
+    with pytest.raises(FileNotFoundError, match="Maragal_4"):
+        suitesparse.files(tmp_path)
