@@ -30,11 +30,13 @@ class Blocks(NamedTuple):
         return self._replace(D=jnp.zeros_like(self.D))
 
 
-def as_matrices(**named) -> list[jax.Array]:
+def as_matrices(*, batched: bool = False, **named) -> list[jax.Array]:
     """Each argument as a float matrix, all of one dtype; raises TypeError/ValueError naming the offender."""
     arrays = [_as_float(name, value) for name, value in named.items()]
     for name, x in zip(named, arrays, strict=True):
-        if x.ndim != 2:
+        if x.ndim < 2:
+            raise ValueError(f"{name} has shape {x.shape}; expected a matrix (2 dimensions)")
+        if x.ndim > 2 and not batched:
             raise ValueError(f"{name} has shape {x.shape}; expected a matrix (2 dimensions). For a batch, use jax.vmap")
     first = next(iter(named))
     for name, x in zip(named, arrays, strict=True):
@@ -71,9 +73,23 @@ def check_equal(what: str, left: str, left_size: int, right: str, right_size: in
         )
 
 
-def as_blocks(A, B, C) -> list[jax.Array]:
+def as_blocks(A, B, C, *, batched: bool = False) -> list[jax.Array]:
     """A, B and C as `as_matrices` makes them, of fitting shapes."""
-    A, B, C = as_matrices(A=A, B=B, C=C)
-    check_equal("columns", "B", B.shape[1], "A", A.shape[1])
-    check_equal("rows", "C", C.shape[0], "A", A.shape[0])
+    A, B, C = as_matrices(A=A, B=B, C=C, batched=batched)
+    check_equal("columns", "B", B.shape[-1], "A", A.shape[-1])
+    check_equal("rows", "C", C.shape[-2], "A", A.shape[-2])
     return [A, B, C]
+
+
+def lanes(function, *arrays):
+    """function(*arrays) for matrices, mapped over leading dimensions, which broadcast; None is passed on."""
+    present = [x for x in arrays if x is not None]
+    try:
+        batch = np.broadcast_shapes(*(x.shape[:-2] for x in present))
+    except ValueError as error:
+        shapes = ", ".join(str(x.shape) for x in present)
+        raise ValueError(f"the leading dimensions of {shapes} do not broadcast; give all of them one batch") from error
+    arrays = [None if x is None else jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in arrays]
+    for _ in batch:
+        function = jax.vmap(function)
+    return function(*arrays)

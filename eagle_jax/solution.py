@@ -25,7 +25,7 @@ class Status(enum.IntEnum):
 
 
 _MESSAGES = {
-    Status.CONVERGED: "converged: the backward error is at most rtol, or plain steps reached their rounding floor.",
+    Status.CONVERGED: "converged: the backward error is at most rtol.",
     Status.MAX_STEPS: "max_steps ran out before the backward error reached rtol; raise max_steps or rtol.",
     Status.RANK_CUTOFF: (
         "singular values below rcond*||A|| still carry part of the answer, and rcond forbids resolving them; "
@@ -124,6 +124,13 @@ class Solution(NamedTuple):
     value: jax.Array
     status: jax.Array
     stats: Any  # Stats, SketchedStats or DistributedStats
+
+    @property
+    def forward_error(self) -> jax.Array:
+        """||W - B A^+|| / ||B A^+||, estimated as condition * backward error. With a large residual B - W A on
+        ill-conditioned data the true one can be larger, by up to a factor of the condition number.
+        """
+        return self.stats.condition * self.stats.backward_error
 
 
 class SolveError(RuntimeError):

@@ -4,11 +4,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from eagle_jax import accelerated, averaging, engine, machines, plain, sketched
-from eagle_jax.blocks import as_blocks, as_matrices, check_equal
+from eagle_jax import accelerated, averaging, derivatives, engine, machines, plain, sketched
+from eagle_jax.blocks import as_blocks, as_matrices, check_equal, lanes
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, resolve
 from eagle_jax.sketch import Sketch
 from eagle_jax.solution import SketchedStats, Solution, Stats, Status
@@ -35,16 +37,18 @@ def solve(
     max_steps=None,
     schedule=OPTIMAL,
     sketch: Sketch | None = None,
+    ridge=None,
     axis_name=None,
     acceleration="auto",
 ) -> Solution:
     """Fills in the hidden block of [[A, C], [B, D]]: `value` = D = B A^+ C (d' x n').
 
-    Works under jit, vmap and in float32 or float64; A may have any shape and rank. Subnormal entries are zeros, as they
-    are to XLA.
+    Works under jit, vmap, grad and in float32 or float64; A may have any shape and rank. Subnormal entries are zeros,
+    as they are to XLA. Derivatives of any order are those of B A^+ C, for changes of A that keep its rank, whatever the
+    schedule; they are taken at the solution, and take a solve with min(d, n) right-hand sides.
 
     Args:
-      A, B, C: d x n, d' x n and d x n'.
+      A, B, C: d x n, d' x n and d x n'. Leading dimensions are a batch, and broadcast; every lane has its status.
       rtol: backward error to reach, 32 eps by default (the solver aims at a quarter of it). CONVERGED means that
         min(||R||/(||A|| ||W|| + ||B||), ||R A^T||/(||A|| ||R||)) <= rtol for R = B - W A and every row of B, measured
         on the A and B you gave (or the same for A y = C, whichever of B and C is thinner).
@@ -58,6 +62,7 @@ def solve(
         for all data, by dense steps if n/r sketches were not enough (B != W A); with max_steps it does not, and says
         so. Other schedules are the paper's sketched steps, for B = W A (else the status is INCONSISTENT). r = n is the
         same as no sketch.
+      ridge: lambda, at least 0: W minimises ||W A - B||^2 + lambda ||W||^2, and `value` is W C. May be traced.
       axis_name: inside `shard_map` or `vmap` over an axis of that name, A and B are this machine's columns of the whole
         A and B, C is replicated, and so are the results. Only blocks of the size of C and D cross machines, or half
         a d x d matrix where that takes fewer floats. `stats` is a `DistributedStats`; max_steps counts rounds.
@@ -65,8 +70,9 @@ def solve(
         INCONSISTENT); "krylov" reaches its limit in fewer rounds; "auto" is right for all data. Machines that sketch
         average: there "auto" is "none".
     """
-    A, B, C = as_blocks(A, B, C)
-    return _dispatch(A, B, C, _settings(A, rtol, rcond, max_steps, schedule), sketch, axis_name, acceleration)
+    A, B, C = as_blocks(A, B, C, batched=axis_name is None)
+    settings = _settings(A, rtol, rcond, max_steps, schedule)
+    return _dispatch(A, B, C, settings, sketch, ridge, axis_name, acceleration)
 
 
 def estimate(
@@ -78,24 +84,30 @@ def estimate(
     max_steps=None,
     schedule=OPTIMAL,
     sketch: Sketch | None = None,
+    ridge=None,
     axis_name=None,
     acceleration="auto",
 ) -> Solution:
     """The parameter W* = B A^+ (d' x d) in `value`; the minimum-norm minimiser of ||W A - B||. See `solve`."""
-    A, B = as_matrices(A=A, B=B)
-    check_equal("columns", "B", B.shape[1], "A", A.shape[1])
-    return _dispatch(A, B, None, _settings(A, rtol, rcond, max_steps, schedule), sketch, axis_name, acceleration)
+    A, B = as_matrices(A=A, B=B, batched=axis_name is None)
+    check_equal("columns", "B", B.shape[-1], "A", A.shape[-1])
+    settings = _settings(A, rtol, rcond, max_steps, schedule)
+    return _dispatch(A, B, None, settings, sketch, ridge, axis_name, acceleration)
 
 
-def lstsq(a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Solution:
-    """numpy's orientation: the minimum-norm x that minimises ||a x - b||; a: m x k, b: m or m x p. See `solve`."""
-    b = b if hasattr(b, "ndim") else jnp.asarray(b)
-    vector = b.ndim == 1
-    a, b = as_matrices(a=a, b=b[:, None] if vector else b)
-    if a.shape[0] != b.shape[0]:
-        raise ValueError(f"b has {b.shape[0]} rows but a has {a.shape[0]}; they must agree (a: m x k, b: m or m x p)")
-    W, status, stats = _estimate(a.T, b.T, _settings(a, rtol, rcond, max_steps, schedule))
-    return Solution(W[0] if vector else W.T, status, stats)
+def lstsq(a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, ridge=None) -> Solution:
+    """numpy's orientation: the minimum-norm x that minimises ||a x - b||; a: m x k, b: m or m x p. See `solve`.
+
+    In a batch, b has as many dimensions as a, or one less: a batch of vectors.
+    """
+    a, b = (x if hasattr(x, "ndim") else np.asarray(x) for x in (a, b))
+    vector = b.ndim == max(a.ndim - 1, 1)
+    a, b = as_matrices(a=a, b=b[..., None] if vector else b, batched=True)
+    if a.shape[-2] != b.shape[-2]:
+        raise ValueError(f"b has {b.shape[-2]} rows but a has {a.shape[-2]}; they must agree (a: m x k, b: m or m x p)")
+    settings = _settings(a, rtol, rcond, max_steps, schedule)
+    W, status, stats = _dispatch(a.mT, b.mT, None, settings, None, ridge, None, "auto")
+    return Solution(W[..., 0, :] if vector else W.mT, status, stats)
 
 
 class Prepared(NamedTuple):
@@ -150,7 +162,7 @@ def trajectory(A, B, C, *, steps: int, schedule="paper", sketch: Sketch | None =
 def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
     eps = float(jnp.finfo(A.dtype).eps)
     rtol = 32 * eps if rtol is None else float(rtol)
-    rcond = eps * max(*A.shape, 1) if rcond is None else float(rcond)
+    rcond = eps * max(*A.shape[-2:], 1) if rcond is None else float(rcond)
     if not eps <= rtol < 1:
         raise ValueError(f"rtol={rtol}; expected a number between {A.dtype}'s eps={eps:.1e} and 1, or None for 32*eps")
     if not 0 < rcond < 1:
@@ -160,13 +172,49 @@ def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
     return Settings(rtol, rcond, max_steps, resolve(schedule))
 
 
-def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, axis_name, acceleration) -> Solution:
+def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, ridge, axis_name, acceleration) -> Solution:
+    if ridge is not None:
+        A, B = _with_ridge(A, B, ridge, axis_name)
     sketch = _useful(sketch, A)
     if axis_name is not None:
-        return _among_machines(A, B, C, axis_name, settings, sketch, acceleration)
+        return _among_machines(A, B, C, sketch, axis_name, settings, acceleration)
+    return lanes(lambda A, B, C: _alone(A, B, C, sketch, settings), A, B, C)
+
+
+def _with_ridge(A, B, ridge, axis_name):
+    """[A, sqrt(ridge) I] and [B, 0]: least squares on them is ridge regression. Machines share the ridge out."""
+    if not isinstance(ridge, jax.core.Tracer) and not (np.ndim(ridge) == 0 and ridge >= 0):
+        raise ValueError(f"ridge={ridge}; expected a number, at least 0, or None for none")
+    share = 1 if axis_name is None else lax.axis_size(axis_name)
+    d = A.shape[-2]
+    weight = jnp.sqrt(jnp.asarray(ridge, A.dtype) / share) * jnp.eye(d, dtype=A.dtype)
+    A = jnp.concatenate([A, jnp.broadcast_to(weight, (*A.shape[:-2], d, d))], axis=-1)
+    return A, jnp.concatenate([B, jnp.zeros((*B.shape[:-1], d), B.dtype)], axis=-1)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _alone(A, B, C, sketch: Sketch | None, settings: Settings) -> Solution:
     if sketch is None or 0 in (*A.shape, B.shape[0]) or (C is not None and C.shape[1] == 0):
         return _estimate(A, B, settings) if C is None else _solve(A, B, C, settings)
     return _sketched(A, B, C, sketch, settings)
+
+
+def _whole_estimate(settings: Settings):
+    """estimate(A, B) to full accuracy, with the cut-off that the caller chose."""
+
+    def estimate(A, B):
+        exact = Settings(32 * float(jnp.finfo(A.dtype).eps), settings.rcond, None, None)
+        return _alone(A, B, None, None, exact)
+
+    return estimate
+
+
+@_alone.defjvp
+def _alone_jvp(settings, primals, tangents):
+    *blocks, sketch = primals
+    solution = _alone(*blocks, sketch, settings)
+    J = derivatives.pseudo_inverse(blocks[0], _whole_estimate(settings))
+    return solution, derivatives.with_tangent(solution, derivatives.tangent(J, blocks, tangents[:3]))
 
 
 def _useful(sketch: Sketch | None, A) -> Sketch | None:
@@ -175,8 +223,8 @@ def _useful(sketch: Sketch | None, A) -> Sketch | None:
         return None
     if not isinstance(sketch, Sketch):
         raise TypeError(f"sketch={sketch!r}; expected an eagle_jax.Sketch, e.g. Sketch(60, jax.random.key(0))")
-    sketch.check(A.shape[1])
-    return None if sketch.r == A.shape[1] else sketch
+    sketch.check(A.shape[-1])
+    return None if sketch.r == A.shape[-1] else sketch
 
 
 @partial(jax.jit, static_argnums=4)
@@ -209,12 +257,17 @@ def _solve(A, B, C, settings: Settings) -> Solution:
 def _estimate(A, B, settings: Settings) -> Solution:
     if 0 in A.shape or B.shape[0] == 0:
         return _empty(jnp.zeros((B.shape[0], A.shape[0]), A.dtype), A, B)
-    if settings.schedule is not None:
-        return plain.estimate(A, B, *settings[:3], settings.schedule)
-    return _optimal(A, B, settings)
+    if settings.schedule is None:
+        return _optimal(A, B, settings)
+    solution = plain.estimate(A, B, *settings[:3], settings.schedule)
+    # Plain steps call it converged where rounding stops them, wherever that is.
+    refuted = (solution.status == int(Status.CONVERGED)) & (solution.stats.backward_error > settings.rtol)
+    status = jnp.where(refuted, Status.STAGNATED, solution.status).astype(jnp.int32)
+    return solution._replace(status=status)
 
 
-def _among_machines(A, B, C, axis_name, settings: Settings, sketch: Sketch | None, acceleration) -> Solution:
+@partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
+def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Settings, acceleration) -> Solution:
     if acceleration not in machines.ACCELERATIONS:
         raise ValueError(f"acceleration={acceleration!r}; expected one of {machines.ACCELERATIONS}")
     rtol, rcond, limit, fixed = settings
@@ -244,7 +297,15 @@ def _among_machines(A, B, C, axis_name, settings: Settings, sketch: Sketch | Non
     return accelerated.solve(A, B, C, axis_name, rtol, rcond, limit, acceleration)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
+@_among_machines.defjvp
+def _among_machines_jvp(axis_name, settings, acceleration, primals, tangents):
+    *blocks, sketch = primals
+    solution = _among_machines(*blocks, sketch, axis_name, settings, acceleration)
+    peers = machines.Peers(axis_name)
+    J = derivatives.shared_pseudo_inverse(blocks[0], _whole_estimate(settings), peers)
+    return solution, derivatives.with_tangent(solution, derivatives.tangent(J, blocks, tangents[:3], peers))
+
+
 def _optimal(A, B, settings: Settings) -> Solution:
     fast = Solution(*engine.least_squares(A, B, *settings[:3]))
     if settings.max_steps is not None:
@@ -261,15 +322,6 @@ def _optimal(A, B, settings: Settings) -> Solution:
 
     answered = (fast.status == int(Status.CONVERGED)) | (fast.status == int(Status.NONFINITE))
     return engine.unless(answered, fast, plainly, A, B, fast)
-
-
-@_optimal.defjvp
-def _refuse_derivatives(settings, primals, tangents):
-    # Differentiating the loops would give NaN: they divide by residuals that vanish.
-    raise NotImplementedError(
-        "derivatives through the default solver are not implemented; differentiate B A^+ C by its closed formula, "
-        'or use schedule="paper" for forward mode'
-    )
 
 
 def _empty(value, A, B) -> Solution:

@@ -1,0 +1,80 @@
+"""Batches, ridge and the forward-error estimate."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import eps, error, make_case, norm2
+
+import eagle_jax
+from eagle_jax import Status
+
+pytestmark = pytest.mark.usefixtures("cheap_compilation")
+
+
+def test_leading_dimensions_are_a_batch(dtype):
+    cases = [make_case(6, 8, dtype, kappa=k, consistent=False, seed=s) for s, k in enumerate((2.0, 30.0, 400.0))]
+    A, B, C = (jnp.stack([getattr(c, name) for c in cases]) for name in "ABC")
+    batch = eagle_jax.solve(A, B, C)
+    assert batch.status.shape == batch.stats.steps.shape == (3,)
+    chex.assert_trees_all_equal(batch, jax.vmap(eagle_jax.solve)(A, B, C))
+    grid = eagle_jax.solve(A[:, None], B[None, :1].repeat(2, 1), C[:, None])
+    assert grid.value.shape == (3, 2, 3, 2)
+    chex.assert_trees_all_close(grid.value[0, 1], batch.value[0], rtol=1e3 * eps(dtype))
+    one = eagle_jax.estimate(A, B[0])  # B broadcasts
+    chex.assert_trees_all_close(one.value[0] @ C[0], batch.value[0], rtol=1e4 * eps(dtype))
+    x = eagle_jax.lstsq(A.mT, B[:, 0])
+    chex.assert_trees_all_close(x.value, eagle_jax.lstsq(A.mT, B.mT).value[..., 0], rtol=1e3 * eps(dtype))
+
+
+def test_a_bad_lane_has_its_own_status(dtype):
+    c = make_case(5, 7, dtype)
+    A = jnp.stack([jnp.asarray(c.A), jnp.full_like(c.A, jnp.nan)])
+    solution = eagle_jax.solve(A, c.B, c.C)
+    assert solution.status.tolist() == [Status.CONVERGED, Status.NONFINITE]
+    chex.assert_trees_all_equal(solution.value[0], eagle_jax.solve(A[:1], c.B, c.C).value[0])
+
+
+def test_batches_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match=r"leading dimensions of \(2, 3, 4\), \(3, 1, 4\)"):
+        eagle_jax.estimate(jnp.ones((2, 3, 4)), jnp.ones((3, 1, 4)))
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 1.0])
+def test_ridge_is_ridge_regression(ridge, dtype):
+    c = make_case(6, 9, dtype, consistent=False)
+    A, B = c.A.astype(float), c.B.astype(float)
+    W = B @ A.T @ np.linalg.inv(A @ A.T + ridge * np.eye(6))
+    solution = eagle_jax.raise_if_failed(eagle_jax.solve(c.A, c.B, c.C, ridge=ridge))
+    assert norm2(solution.value - W @ c.C) <= 1e3 * eps(dtype) * norm2(W) * norm2(c.C)
+    assert norm2(eagle_jax.estimate(c.A, c.B, ridge=ridge).value - W) <= 1e3 * eps(dtype) * norm2(W)
+    x = eagle_jax.lstsq(c.A.T, c.B[0], ridge=ridge).value
+    assert norm2(x - W[0]) <= 1e3 * eps(dtype) * norm2(W)
+
+
+def test_ridge_is_differentiable_and_shared_by_machines(x64):
+    c = make_case(6, 9, np.float64, consistent=False)
+
+    def size(ridge):
+        return jnp.sum(eagle_jax.estimate(c.A, c.B, ridge=ridge).value ** 2)
+
+    slope = jax.grad(size)(0.3)
+    assert abs(slope - (size(0.3 + 1e-5) - size(0.3 - 1e-5)) / 2e-5) < 1e-6 * abs(slope)
+    A, B = (np.stack(np.split(x, 3, axis=1)) for x in (c.A, c.B))
+    together = eagle_jax.raise_if_failed(eagle_jax.estimate_workers(A, B, ridge=0.3)).value
+    chex.assert_trees_all_close(together, eagle_jax.estimate(c.A, c.B, ridge=0.3).value, rtol=1e-10)
+
+
+def test_a_negative_ridge_is_refused():
+    with pytest.raises(ValueError, match=r"ridge=-1; expected a number, at least 0"):
+        eagle_jax.estimate(jnp.ones((2, 3)), jnp.ones((1, 3)), ridge=-1)
+
+
+@pytest.mark.parametrize("kappa", [1e1, 1e4, 1e7])
+def test_forward_error_is_of_the_right_size(kappa, x64):
+    c = make_case(20, 20, np.float64, kappa=kappa)
+    solution = eagle_jax.raise_if_failed(eagle_jax.solve(c.A, c.B, c.C))
+    found = error(solution.value, c) / c.scale * norm2(c.A)  # against ||W|| ||C|| would be stricter for this C
+    assert found <= 10 * float(solution.forward_error) + 100 * eps(np.float64)
+    assert float(solution.forward_error) <= 10 * kappa * 32 * eps(np.float64)
