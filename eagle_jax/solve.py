@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from eagle_jax import accelerated, averaging, engine, machines, plain
+from eagle_jax import accelerated, averaging, engine, layered, machines, plain
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal
-from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, resolve
+from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, LayerSteps, resolve
 from eagle_jax.solution import Solution, Stats, Status
 from eagle_jax.spectral import condition_number, norm, safe_divide, vary
 from eagle_jax.update import State, matmul
@@ -21,7 +21,7 @@ class Settings(NamedTuple):
     rtol: float
     rcond: float
     max_steps: int | None
-    schedule: FixedSteps | None  # None: optimal
+    schedule: FixedSteps | LayerSteps | None  # None: optimal
 
 
 def solve(
@@ -41,7 +41,8 @@ def solve(
         and no sharp filter: values within a factor of ten of the cut are damped.
       max_steps: stop after that many Updates of A.
       schedule: "optimal" (default), "paper" (eta=1/3, gamma=1), "emergent", or a pair (eta, gamma). Anything but
-        "optimal" runs the paper's plain iteration and stops on the residual of C.
+        "optimal" runs the paper's plain iteration and stops on the residual of C. A `LayerSteps` runs all its steps and
+        nothing else, whatever max_steps and acceleration say; the status tells whether that was enough.
       axis_name: inside `shard_map` or `vmap` over an axis of that name, A and B are this machine's columns of the whole
         A and B, C is replicated, and so are the results. Only blocks of the size of C and D cross machines, or half
         a d x d matrix where that takes fewer floats. `stats` is a `DistributedStats`; max_steps counts rounds.
@@ -111,10 +112,18 @@ class Trajectory(NamedTuple):
     final: State
 
 
-def trajectory(A, B, C, *, steps: int, schedule="paper") -> Trajectory:
-    """Runs `steps` plain Updates and keeps their history; `schedule` is "paper", "emergent" or (eta, gamma)."""
+def trajectory(A, B, C, *, steps: int | None = None, schedule="paper") -> Trajectory:
+    """Runs `steps` plain Updates and keeps their history.
+
+    `schedule` is "paper", "emergent" or (eta, gamma); or a `LayerSteps`, all of it, without `steps`.
+    """
     A, B, C = as_blocks(A, B, C)
     fixed = resolve(schedule)
+    if isinstance(fixed, LayerSteps):
+        if steps is not None:
+            raise ValueError(f"steps={steps} with a LayerSteps, which says itself how many; leave `steps` out")
+        history, final = _layers(A, B, C, fixed)
+        return Trajectory(history.D, history.residual, history.C_norm, history.kappa, final)
     if fixed is None:
         raise ValueError('trajectory follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)')
     if not (isinstance(steps, int) and steps >= 1):
@@ -137,6 +146,8 @@ def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
 
 @partial(jax.jit, static_argnums=3)
 def _solve(A, B, C, settings: Settings) -> Solution:
+    if isinstance(settings.schedule, LayerSteps):
+        return layered.solve(A, B, C, settings.rtol, settings.schedule)
     if settings.schedule is not None and 0 not in A.shape:
         return plain.solve(A, B, C, *settings[:3], settings.schedule)
     if B.shape[0] <= C.shape[1]:
@@ -149,6 +160,8 @@ def _solve(A, B, C, settings: Settings) -> Solution:
 def _estimate(A, B, settings: Settings) -> Solution:
     if 0 in A.shape or B.shape[0] == 0:
         return _empty(jnp.zeros((B.shape[0], A.shape[0]), A.dtype), A, B)
+    if isinstance(settings.schedule, LayerSteps):
+        raise ValueError("schedule=LayerSteps(...) is for solve and trajectory; W* is solve(A, B, identity)")
     if settings.schedule is not None:
         return plain.estimate(A, B, *settings[:3], settings.schedule)
     return _optimal(A, B, settings)
@@ -158,6 +171,10 @@ def _among_machines(A, B, C, axis_name, settings: Settings, acceleration) -> Sol
     if acceleration not in machines.ACCELERATIONS:
         raise ValueError(f"acceleration={acceleration!r}; expected one of {machines.ACCELERATIONS}")
     rtol, rcond, limit, fixed = settings
+    if isinstance(fixed, LayerSteps):
+        if C is None:
+            raise ValueError("schedule=LayerSteps(...) is for solve and trajectory; W* is solve(A, B, identity)")
+        return layered.solve(A, B, C, rtol, fixed, axis_name)
     limit = machines.MOST_ROUNDS if limit is None else limit
     if fixed is not None and acceleration in ("krylov", "auto"):
         raise ValueError(
@@ -211,6 +228,9 @@ def _empty(value, A, B) -> Solution:
     status = jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32)
     zero, one = jnp.zeros((), A.dtype), jnp.ones((), A.dtype)
     return Solution(value, status, Stats(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), zero, zero, one))
+
+
+_layers = jax.jit(layered.trajectory, static_argnums=3)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
