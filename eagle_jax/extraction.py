@@ -4,6 +4,7 @@
     extract(weights, architecture)                       all of it: an `Extracted`, with what each step leaves out
     extracted.as_schedule()                              a LayerSteps that `eagle_jax.solve` and `trajectory` run
     embed(schedule, architecture)                        the other way; extract(embed(s)).as_schedule() == s
+                                                         (on M machines up to the rounding of gamma / M)
     fidelity(architecture, weights, extracted, blocks)   how far network and algorithm are apart, layer by layer
 
 The form that is looked for, in n + n' columns (A, B | C, D):
