@@ -400,11 +400,12 @@ def algorithm(extracted: Extracted, blocks: Blocks) -> jax.Array:
     """
     cast = partial(jnp.asarray, dtype=blocks.A.dtype)
     S = None if extracted.S is None else cast(extracted.S)
-    return _algorithm(extracted.architecture, cast(extracted.eta_rho), cast(extracted.gamma_rho), S, blocks)
+    return run_updates(extracted.architecture, cast(extracted.eta_rho), cast(extracted.gamma_rho), S, blocks)
 
 
 @partial(jax.jit, static_argnums=0)
-def _algorithm(architecture: Architecture, eta_rho, gamma_rho, S, blocks: Blocks):
+def run_updates(architecture: Architecture, eta_rho, gamma_rho, S, blocks: Blocks):
+    """`algorithm` on arrays, one entry per layer: what it can be differentiated by."""
     M = architecture.blocks
 
     def machine(A, B, C):

@@ -112,7 +112,7 @@ class Trajectory(NamedTuple):
     final: State
 
 
-def trajectory(A, B, C, *, steps: int | None = None, schedule="paper") -> Trajectory:
+def trajectory(A, B, C, *, steps: int | None = None, schedule: str | tuple = "paper") -> Trajectory:
     """Runs `steps` plain Updates and keeps their history.
 
     `schedule` is "paper", "emergent" or (eta, gamma); or a `LayerSteps`, all of it, without `steps`.
