@@ -1,4 +1,4 @@
-"""Verdicts on the paper's numerical claims N1-N11 and D1-D6, by rules in code, from stored results only.
+"""Verdicts on the paper's claims N1-N11, D1-D6 and E1-E16, by rules in code, from stored results only.
 
     python -m experiments.claims        (reads results/*.npz, writes results/claims.json; seconds)
 
@@ -10,22 +10,18 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from absl import app, flags
 
 from experiments import common
+from experiments import emergence_claims as emergence
+from experiments.verdicts import DIFFERS, NOT_RUN, REFUTED, Finding
+from experiments.verdicts import verdict as _verdict
 
-REPRODUCED, DIFFERS, REFUTED, NOT_RUN = "reproduced", "differs", "refuted", "not run"
 # A relative error that counts as convergence: MSE 1e-20 on entries of size 1.
 CONVERGED = 1e-10
-
-
-class Finding(NamedTuple):
-    verdict: str
-    measured: str
-    numbers: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +32,6 @@ class Claim:
     item: str
     figure: str
     rule: Callable[[common.Results], Finding]
-
-
-def _verdict(holds: bool, otherwise: str) -> str:
-    return REPRODUCED if holds else otherwise
 
 
 def order(r: common.Results) -> Finding:
@@ -279,6 +271,33 @@ def cg_unavailable(r: common.Results) -> Finding:
     return Finding(verdict, text, {"cg": cg.tolist(), "averaging": eagle.tolist(), "krylov": krylov.tolist()})
 
 
+_TABLE = "U 2.36 5.27 3.70 2.16, D 0.62 1.40 1.28 1.32, C-L 0.01 0.02 0.13 0.14 x1e-4"
+EMERGENCE = tuple(
+    Claim(id, statement, paper, item, figure, rule)
+    for item, claims in {
+        "emergence": (
+            ("E1", "test error falls over 4 layers", "10-50x, to 1e-3", "e1_emergence", emergence.test_error),
+            ("E2", "block structure of W_QK, W_VP", "figure", "e2_weights", emergence.block_structure),
+            ("E3", "a1 a2 max||A||² and a3/a2 constant", "1 and 1.9", "e3_scaling", emergence.step_laws),
+            ("E4", "network = algorithm, by layer", _TABLE, "e4_fidelity", emergence.fidelity),
+            ("E5", "gamma = 1.92 eta suffices", "3.5e-4 < 1e-3", "e5_fixed_ratio", emergence.fixed_ratio),
+            ("E6", "one head does as well as eight", "little effect", "e6_heads", emergence.heads),
+            ("E7", "machines share (C, D) only", "same factor", "e7_weights_mean", emergence.messages),
+            ("E8", "rank 5, QK and VP alike: a sketch", "0.28", "e8_sketch", emergence.sketch),
+            ("E9", "the same with noise 0.01", "figure", "e9_noise", emergence.noise),
+            ("E10", "2 and 3 values suffice", "below its error", "e10_levels", emergence.levels),
+            ("E11", "loss spikes come with large ||A||", "typically", "e11_training", emergence.spikes),
+            ("E12", "condition number falls", "figure", "e1_emergence", emergence.conditioning),
+            ("E13", "estimation network = its form", "figure", "e13_estimation", emergence.estimation),
+        ),
+        "initialisation": (
+            ("E14", "sign and std decide what emerges", "ours", "e14_initialisation", emergence.initialisation),
+        ),
+        "transfer": (("E15", "an algorithm, not a table", "ours", "e15_transfer", emergence.algorithm_or_table),),
+        "restart": (("E16", "the form is what training wants", "ours", "e16_restart", emergence.form_or_accident),),
+    }.items()
+    for id, statement, paper, figure, rule in claims
+)
 CLAIMS = (
     Claim("N1", "quadratic convergence", "slope about 2", "convergence", "n1_convergence", order),
     Claim("N2", "iterations grow like log kappa", "figure", "kappa_sweep", "n2_kappa_sweep", log_kappa),
@@ -297,6 +316,7 @@ CLAIMS = (
     Claim("D4", "floats per round", "(d+d')n'", "diversity", "d2_alpha", floats_per_round),
     Claim("D5", "freezing A, B: same rounds, less time", "figure", "diversity", "d2_alpha", freezing),
     Claim("D6", "CG is unavailable to machines", "no number", "diversity", "d2_alpha", cg_unavailable),
+    *EMERGENCE,
 )
 
 

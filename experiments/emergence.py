@@ -88,6 +88,13 @@ def conditions(run: Pretrained, history) -> np.ndarray:
     return np.median(s[..., 0] / s[..., last], axis=(1, 2))
 
 
+def conditions_read(extracted: Extracted, history) -> np.ndarray:
+    """Median condition number of A_l S_l, the columns that a layer with a sketch reads."""
+    A = extraction.machine_blocks(extracted.architecture, history[:-1]).A[:, :, 0]
+    s = np.linalg.svd(A @ np.asarray(extracted.S)[:, None], compute_uv=False)
+    return np.median(s[..., 0] / s[..., -1], axis=1)
+
+
 def gaps(name: str, gap: extraction.Gap) -> dict:
     """Mean and median over tasks, per layer."""
     return {
@@ -208,7 +215,7 @@ def measure(run: Pretrained, cfg: Config) -> dict:
     if architecture.regime == "distributed":
         found |= messages(p, architecture)
     if architecture.regime == "computation_limited":
-        found |= sketching(p, architecture)
+        found |= sketching(p, architecture) | {"kappa_read": conditions_read(extracted, history)}
     return found
 
 

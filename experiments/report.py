@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import common
+from experiments import common, emergence_report
 
 COLOURS = {
     "paper": "#0072B2",
@@ -275,6 +275,7 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "n11_error_map": ("error_map", error_map),
     "d1_machines": ("diversity", machines),
     "d2_alpha": ("diversity", alpha_sweep),
+    **emergence_report.FIGURES,
 }
 
 

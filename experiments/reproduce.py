@@ -19,16 +19,21 @@ from experiments import (
     convergence,
     diversity,
     early_stopping,
+    emergence,
     error_map,
     families,
+    initialisation,
     kappa_sweep,
     ranks,
     report,
+    restart,
     step_sizes,
     stopping,
+    transfer,
 )
 
-EXPERIMENTS = (convergence, kappa_sweep, ranks, families, step_sizes, stopping, error_map, early_stopping, diversity)
+NUMERICAL = (convergence, kappa_sweep, ranks, families, step_sizes, stopping, error_map, early_stopping, diversity)
+EXPERIMENTS = (*NUMERICAL, emergence, transfer, restart, initialisation)
 NAMES = ("quick", "default", "full")
 
 
