@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from experiments import common
 from experiments.emergence_claims import PAPER_FIDELITY
@@ -43,6 +44,12 @@ def layers(ax: Axes, last: int, first: int = 0) -> None:
     ax.set_xlabel("layer")
 
 
+def plain_ticks(ax: Axes, values, axis: str = "y") -> None:
+    """Plain numbers on a logarithmic axis."""
+    getattr(ax, f"set_{axis}ticks")(values, [f"{v:g}" for v in values])
+    getattr(ax, f"{axis}axis").set_minor_locator(NullLocator())
+
+
 def _emergence_row(axes, r: common.Results, tags: dict[str, str], **style) -> None:
     """Test error, condition number, abstracted parameters; `tags` maps results to their colour."""
     for source, tag in tags.items():
@@ -52,15 +59,15 @@ def _emergence_row(axes, r: common.Results, tags: dict[str, str], **style) -> No
         runs(axes[2], range(1, 4), r[f"{source}_eta_largest"][:, :-1], tag, **label)
         ratio = r[f"{source}_gamma_rho"][:, :-1] / r[f"{source}_eta_rho"][:, :-1]
         runs(axes[3], range(1, 4), ratio, tag, **label)
-    axes[0].set(yscale="log", ylabel="median test error", title="prediction of D")
-    axes[1].set(yscale="log", ylabel="median condition number", title="of A after the layer")
+    axes[0].set(yscale="log", title="test error of D, median")
+    axes[1].set(yscale="log", title="condition of $A_\\ell$, median")
+    plain_ticks(axes[1], (10, 20, 50, 100))
     axes[2].axhline(1, color=GREY, lw=0.9, ls=":")
-    axes[2].set(ylabel="$-a_1a_2\\ \\max_b\\|A_\\ell\\|^2$", title="η", ylim=(0, None))
+    axes[2].set(title="$η = -a_1a_2\\max\\|A_\\ell\\|^2$", ylim=(0, None))
     axes[3].axhline(1.92, color=GREY, lw=0.9, ls=":")
-    axes[3].annotate("1.92", (3, 1.92), (2, 2), textcoords="offset points", ha="right", fontsize=8, color=GREY)
-    axes[3].set(yscale="log", title="γ/η")
-    axes[3].set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    axes[3].minorticks_off()
+    axes[3].annotate("1.92", (1, 1.92), (8, 3), textcoords="offset points", fontsize=8, color=GREY)
+    axes[3].set(yscale="log", title="γ/η", ylim=(0.9, 10))
+    plain_ticks(axes[3], (1, 2, 4, 8))
     for ax, first in zip(axes, (0, 0, 1, 1), strict=True):
         layers(ax, 4 if ax is axes[0] else 3, first)
 
@@ -155,7 +162,7 @@ def weights_mean(r: common.Results) -> Figure:
 def estimation(r: common.Results) -> Figure:
     if not shipped(r, "E"):
         return absent("no weights of the estimation network")
-    figure, axes = plt.subplots(3, 4, figsize=(6.0, 4.4), height_ratios=(1, 1, 0.22))
+    figure, axes = plt.subplots(3, 4, figsize=(6.0, 3.9), height_ratios=(1, 1, 0.2))
     for row, name in enumerate(("QK", "VP", "bias")):
         for layer, ax in enumerate(axes[row]):
             W = r[f"E_{name}"][0, layer]
@@ -164,10 +171,10 @@ def estimation(r: common.Results) -> Figure:
                 ax.set_title(f"layer {layer + 1}")
         axes[row, 0].set_ylabel("$W_B$" if name == "bias" else f"$W_{{{name}}}$")
     for ax in axes[2]:
-        ax.set_yticks([0, 1], ["data", "answer"], fontsize=6)
         ax.axvline(17.5, color="black", lw=0.5)
     median = " ".join(f"{x:.2g}" for x in r["E_mse"].mean(0))
-    figure.suptitle(f"estimation network, one run; median test error of W per layer: {median}", fontsize=9)
+    title = f"one run; rows of $W_B$: data tokens, answer token; median test error of W by layer: {median}"
+    figure.suptitle(title, fontsize=8)
     return figure
 
 
@@ -189,7 +196,7 @@ def scaling(r: common.Results) -> Figure:
         ax.set(yscale="log", title=f"{name}: step size times $\\|A_\\ell\\|^2$")
         layers(ax, 4, 1)
     axes[0].annotate("paper: 1", (4, 1), (0, 2), textcoords="offset points", fontsize=8, color=GREY, ha="right")
-    axes[1].annotate("paper: 1.92", (4, 1.92), (0, -9), textcoords="offset points", fontsize=8, color=GREY, ha="right")
+    axes[1].annotate("paper: 1.92", (2, 1.92), (0, 3), textcoords="offset points", fontsize=8, color=GREY, ha="center")
     handles, labels = axes[0].get_legend_handles_labels()
     handles += [Line2D([], [], color="black"), Line2D([], [], color="black", ls="--", lw=1)]
     figure.legend(handles, [*labels, "largest norm of a batch", "median norm"], loc="outside lower center", ncols=5)
@@ -301,11 +308,19 @@ def loss(r: common.Results) -> Figure:
     for tag in tags:
         rows = r[f"{tag}_loss_median"]
         steps = np.arange(rows.shape[1]) * r[f"{tag}_steps"][0] / rows.shape[1]
-        top = np.median(np.nan_to_num(r[f"{tag}_loss_largest"], posinf=1e30), axis=0)
-        left.plot(steps, np.clip(top, 1e-4, 1e3), color=COLOURS[tag], lw=0.3, alpha=0.35)
+        if tag == tags[0]:
+            top = np.nan_to_num(r[f"{tag}_loss_largest"][0], nan=1e30, posinf=1e30)
+            left.plot(steps, np.clip(top, 1e-4, 1e6), color="#CCCCCC", lw=0.4)
         left.plot(steps, np.median(rows, axis=0), color=COLOURS[tag], lw=1.2, label=LABELS[tag])
         right.hist(r[f"{tag}_spike_norm"], bins=40, range=(0.8, 1.6), density=True, histtype="step", color=COLOURS[tag])
-    left.set(yscale="log", xlabel="step", ylabel="loss", ylim=(1e-3, 1e3), title="median and largest of 20 steps")
+    left.set(
+        yscale="log",
+        xlabel="step",
+        ylabel="loss",
+        ylim=(1e-3, 1e3),
+        title="median of 20 steps and of runs; grey: largest, one run",
+    )
+    left.set_xticks([0, 5000, 10000, 15000, 20000], ["0", "5k", "10k", "15k", "20k"])
     right.axvline(1, color=GREY, lw=0.9, ls=":")
     right.set(xlabel="largest ‖A‖ of the batch / its median", ylabel="density", title="steps that spiked")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
@@ -345,8 +360,9 @@ METHOD_STYLE = {
 def transfer(r: common.Results) -> Figure:
     if r["seeds"].size == 0:
         return absent("no weights")
-    figure, axes = plt.subplots(1, 5, figsize=(7.2, 2.6), width_ratios=(1, 1, 1, 1, 1.15))
-    titles = {"factor": "‖A‖ times", "n": "size n = d", "s": "rank", "decay": "decay of the spectrum"}
+    figure, axes = plt.subplots(1, 5, figsize=(8.0, 2.8), width_ratios=(1, 1, 1, 1, 1.15))
+    titles = {"factor": "‖A‖ times", "n": "size n = d", "s": "rank", "decay": "spectral decay"}
+    ticks = {"factor": (0.125, 0.5, 1, 2, 4), "n": (6, 18, 48, 144), "s": (1, 5, 10, 18), "decay": (0.3, 0.5, 0.7, 1)}
     usual = {"factor": 1, "n": 18, "s": 10, "decay": 0.7}
     for ax, (name, title) in zip(axes, titles.items(), strict=False):
         ax.axvline(usual[name], color="#DDDDDD", lw=4, zorder=0)
@@ -354,6 +370,7 @@ def transfer(r: common.Results) -> Figure:
             error = np.clip(np.median(r[name][..., i], axis=0), 1e-3, 30)
             ax.plot(r[f"{name}_values"], error, ms=2.5, lw=1.2, **METHOD_STYLE[method])
         ax.set(yscale="log", ylim=(4e-3, 10), title=title, xscale="log" if name in ("factor", "n") else "linear")
+        plain_ticks(ax, ticks[name], "x")
         if ax is not axes[0]:
             ax.set_yticklabels([])
         ax.axhline(1, color=GREY, lw=0.5)
@@ -362,8 +379,9 @@ def transfer(r: common.Results) -> Figure:
     for name, colour in (("emergent", COLOURS["U"]), ("paper", GREY), ("schedule", COLOURS["D"])):
         error = np.clip(r[f"long_{name}"], 1e-16, None)
         long.plot(np.arange(1, len(error) + 1), error, color=colour, ls="--" if name == "paper" else "-")
-    long.annotate("its law\n(1, 1.92)", (22, 1e-8), color=COLOURS["U"], fontsize=7, ha="left")
-    long.set(yscale="log", xlabel="step", title="going on, κ = 100")
+    long.annotate("η = 1, γ = 1.92", (39, 1e-3), color=COLOURS["U"], fontsize=7, ha="right")
+    long.annotate("η = 1/3, γ = 1", (18, 1e-13), color=GREY, fontsize=7, ha="left")
+    long.set(yscale="log", title="step, κ = 100")
     long.yaxis.tick_right()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
@@ -384,6 +402,7 @@ def restart(r: common.Results) -> Figure:
     for ax, tag in zip(axes[0], tags, strict=True):
         errors = r[f"{tag}_mse_mean"][:, -1] * 1e3
         ax.bar(range(4), errors, color=shades, width=0.7)
+        ax.set_ylim(0, 1.12 * errors.max())
         for i, value in enumerate(errors):
             ax.text(i, value, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
         ax.set_xticks(range(4), list(names.values()), rotation=30, ha="right", fontsize=7)
