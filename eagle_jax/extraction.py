@@ -321,7 +321,7 @@ def look_ahead(p: Products, architecture: Architecture) -> LookAhead:
         return np.linalg.norm(HT - c * T) / np.linalg.norm(HT)
 
     layers = range(len(S) - 1)
-    share = [np.linalg.norm(X[i] @ S[i + 1]) ** 2 / np.linalg.norm(X[i]) ** 2 for i in layers]
+    share = [np.sum((X[i] @ S[i + 1]) ** 2) / max(np.sum(X[i] ** 2), np.finfo(float).tiny) for i in layers]
     return LookAhead(*map(np.array, ([off(H[i], S[i]) for i in layers], [off(H[i], S[i + 1]) for i in layers], share)))
 
 

@@ -37,7 +37,7 @@ PAPER = FixedSteps(1 / 3, 1.0)
 # a problem whose own norm is used, eta = 1 would erase the leading singular direction; `headroom` stands for the
 # batch. See `python -m experiments.step_sizes`, which measures it.
 EMERGENT = FixedSteps(1.0, 1.92, headroom=4.0)
-OPTIMAL = "optimal"
+OPTIMAL: str | tuple = "optimal"  # typed as what `schedule=` takes, of which it is the default
 
 _FIXED = {"paper": PAPER, "emergent": EMERGENT}
 

@@ -379,7 +379,7 @@ def transfer(r: common.Results) -> Figure:
     for name, colour in (("emergent", COLOURS["U"]), ("paper", GREY), ("schedule", COLOURS["D"])):
         error = np.clip(r[f"long_{name}"], 1e-16, None)
         long.plot(np.arange(1, len(error) + 1), error, color=colour, ls="--" if name == "paper" else "-")
-    long.annotate("η = 1, γ = 1.92", (39, 1e-3), color=COLOURS["U"], fontsize=7, ha="right")
+    long.annotate("η = 1, γ = 1.92", (39, 3e-2), color=COLOURS["U"], fontsize=7, ha="right")
     long.annotate("η = 1/3, γ = 1", (18, 1e-13), color=GREY, fontsize=7, ha="left")
     long.set(yscale="log", title="step, κ = 100")
     long.yaxis.tick_right()

@@ -22,7 +22,6 @@ from eagle_jax.pretrained import Pretrained
 from experiments import common, emergence
 
 ITEM = "restart"
-REGIMES = ("U", "D", "CL")
 NOISE = 0.01
 STARTS = ("trained", "continued", "restarted", "tuned")
 
@@ -33,6 +32,7 @@ class Config:
     tune_steps: int = 600
     batch: int = 1024
     tasks: int = 4096
+    regimes: tuple[str, ...] = ("U", "D", "CL")
     runs: int = 1
     seed: int = 31
     models: tuple[str, ...] = dataclasses.field(default_factory=lambda: tuple(pretrained.available()))
@@ -116,7 +116,7 @@ def measure(tag: str, run: Pretrained, cfg: Config) -> dict:
 def run(cfg: Config) -> common.Results:
     results: common.Results = {"starts": np.array(STARTS), "steps": cfg.steps}
     models = emergence.Config(runs=cfg.runs, models=cfg.models)
-    for tag in common.track(REGIMES, "E16 restart"):
+    for tag in common.track(cfg.regimes, "E16 restart"):
         runs = emergence.shipped(models, tag)
         if runs:
             results |= measure(tag, runs[0], cfg)

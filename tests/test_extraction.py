@@ -8,6 +8,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax import LayerSteps, extraction, problems
+from eagle_jax.attention import Weights
 from eagle_jax.blocks import Blocks
 from eagle_jax.solution import Status
 from eagle_jax.transformer import Architecture
@@ -59,7 +60,7 @@ def test_round_trip_with_a_sketch(x64):
     architecture = ARCHITECTURES["computation_limited"]
     extracted = extraction.extract(embedded(architecture, jnp.float64), architecture)
     np.testing.assert_allclose(extracted.as_schedule(), SCHEDULE, rtol=1e-14)
-    S, found = sketches(architecture), extracted.S
+    S, found = np.asarray(sketches(architecture)), np.asarray(extracted.S)
     np.testing.assert_allclose(found @ found.mT, S @ S.mT, atol=1e-14)
     assert max(x.max() for x in extracted.residuals[-2:]) < 1e-14
 
@@ -116,6 +117,11 @@ def test_the_status_of_a_list_of_steps_is_honest(x64):
     assert int(run(1.0, np.full((3, 2), np.nan)).status) == Status.NONFINITE
 
 
+def estimation_network():
+    architecture = Architecture("estimation", d_out=1)
+    return architecture.init(jax.random.key(0), 0.1), architecture
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -126,7 +132,7 @@ def test_the_status_of_a_list_of_steps_is_honest(x64):
         (lambda s, A: eagle_jax.solve(A, A, A, schedule=LayerSteps((np.nan,), (0.1,))), "as many finite eta_rho"),
         (lambda s, A: extraction.embed(s, Architecture("estimation", d_out=1)), "no place for a schedule"),
         (lambda s, A: extraction.embed(s, Architecture("computation_limited")), "S=None with regime"),
-        (lambda s, A: extraction.extract(None, Architecture("estimation", d_out=1)), "use extract_estimation"),
+        (lambda s, A: extraction.extract(*estimation_network()), "use extract_estimation"),
     ],
 )
 def test_errors_say_what_to_do(call, message):
@@ -252,7 +258,36 @@ def test_norms_are_those_of_what_a_layer_reads(x64):
     architecture = ARCHITECTURES["computation_limited"]
     extracted = extraction.extract(embedded(architecture, jnp.float64), architecture)
     history = extraction.algorithm(extracted, tasks(architecture, jnp.float64))
-    wanted = np.linalg.norm(np.asarray(history[1, 2, :5, :6]) @ extracted.S[1], 2)
+    wanted = np.linalg.norm(np.asarray(history[1, 2, :5, :6]) @ np.asarray(extracted.S)[1], 2)
     found = extraction.norms_of(extracted, history)
     assert found.shape == (3, 3)
     np.testing.assert_allclose(found[1, 2], wanted)
+
+
+def estimation_weights(architecture: Architecture, eta_rho, beta) -> Weights:
+    """a1 = 1, a2 = a3 = -eta rho, and the bias that brings in -beta b."""
+    d, layers = architecture.d, len(eta_rho)
+    QK, VP, bias = (
+        np.zeros((layers, 1, d + 1, d + 1)),
+        np.zeros((layers, 1, d + 1, d + 1)),
+        np.zeros((layers, 2, d + 1)),
+    )
+    QK[:, 0, :d, :d] = np.eye(d)
+    VP[:, 0] = -np.asarray(eta_rho)[:, None, None] * np.eye(d + 1)
+    bias[:, 1, d] = -np.asarray(beta)
+    return extraction.as_weights(extraction.Products(QK, VP, bias), jnp.float64)
+
+
+def test_the_estimation_form_is_found_again(x64):
+    """With beta = a1 the network is update_estimate; in the first layer, where W = 0, beta may be anything."""
+    architecture = Architecture("estimation", **SMALL, d_out=1)
+    weights = estimation_weights(architecture, (0.1, 0.2, 0.3), (1.9, 1.0, 1.0))
+    extracted = extraction.extract_estimation(weights, architecture)
+    np.testing.assert_allclose(extracted.eta_rho, [0.1, 0.2, 0.3], rtol=1e-15)
+    np.testing.assert_allclose(extracted.gamma_rho, [0.19, 0.2, 0.3], rtol=1e-15)
+    assert extracted.residuals.max() == 0
+    blocks = tasks(architecture, jnp.float64)
+    gap = extraction.estimation_fidelity(weights, extracted, blocks)
+    assert gap.Z.shape == gap.D.shape == (4, 3) and max(gap.Z.max(), gap.D.max()) < 1e-28
+    other = extraction.estimation_fidelity(weights, extracted._replace(beta=np.ones(3)), blocks)
+    assert other.D[1:].min() > 1e-6
