@@ -196,7 +196,7 @@ def scaling(r: common.Results) -> Figure:
         ax.set(yscale="log", title=f"{name}: step size times $\\|A_\\ell\\|^2$")
         layers(ax, 4, 1)
     axes[0].annotate("paper: 1", (4, 1), (0, 2), textcoords="offset points", fontsize=8, color=GREY, ha="right")
-    axes[1].annotate("paper: 1.92", (2, 1.92), (0, 3), textcoords="offset points", fontsize=8, color=GREY, ha="center")
+    axes[1].annotate("paper: 1.92", (1, 1.92), (4, -10), textcoords="offset points", fontsize=8, color=GREY)
     handles, labels = axes[0].get_legend_handles_labels()
     handles += [Line2D([], [], color="black"), Line2D([], [], color="black", ls="--", lw=1)]
     figure.legend(handles, [*labels, "largest norm of a batch", "median norm"], loc="outside lower center", ncols=5)
