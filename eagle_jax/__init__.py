@@ -9,7 +9,7 @@ import jaxlib.version as _jaxlib_version
 
 from eagle_jax.blocks import Blocks
 from eagle_jax.distributed import estimate_sharded, estimate_workers, ledger, solve_sharded, solve_workers
-from eagle_jax.schedules import EMERGENT, PAPER, FixedSteps
+from eagle_jax.schedules import EMERGENT, PAPER, FixedSteps, LayerSteps
 from eagle_jax.sketch import Sketch
 from eagle_jax.solution import (
     DistributedStats,
@@ -33,6 +33,7 @@ __all__ = [
     "Blocks",
     "DistributedStats",
     "FixedSteps",
+    "LayerSteps",
     "Method",
     "Prepared",
     "Sketch",

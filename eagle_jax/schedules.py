@@ -22,18 +22,30 @@ class FixedSteps(NamedTuple):
         return 1.0 - eta if eta <= 1 / 3 else 2 / 3 / math.sqrt(3 * eta)
 
 
+class LayerSteps(NamedTuple):
+    """Absolute step sizes, one per step: step l has eta_l rho_l and gamma_l rho_l, whatever ||A|| is.
+
+    What the layers of a trained network are (see extraction.py). Tuples of floats, so that it is hashable.
+    """
+
+    eta_rho: tuple[float, ...]
+    gamma_rho: tuple[float, ...]
+
+
 PAPER = FixedSteps(1 / 3, 1.0)
 # The trained network ties rho to the largest ||A||^2 of a training batch, not to ||A||^2 of the problem at hand. On
 # a problem whose own norm is used, eta = 1 would erase the leading singular direction; `headroom` stands for the
 # batch. See `python -m experiments.step_sizes`, which measures it.
 EMERGENT = FixedSteps(1.0, 1.92, headroom=4.0)
-OPTIMAL = "optimal"
+OPTIMAL: str | tuple = "optimal"  # typed as what `schedule=` takes, of which it is the default
 
 _FIXED = {"paper": PAPER, "emergent": EMERGENT}
 
 
-def resolve(schedule) -> FixedSteps | None:
-    """Name, pair or FixedSteps -> FixedSteps, or None for "optimal"; the error says what is accepted."""
+def resolve(schedule) -> FixedSteps | LayerSteps | None:
+    """Name, pair, FixedSteps or LayerSteps -> one of the latter two, or None for "optimal"."""
+    if isinstance(schedule, LayerSteps):
+        return _checked(schedule)
     if isinstance(schedule, FixedSteps):
         fixed = schedule
     elif isinstance(schedule, str):
@@ -55,6 +67,13 @@ def resolve(schedule) -> FixedSteps | None:
     if not (fixed.eta > 0 and fixed.gamma > 0 and fixed.headroom >= 1):
         raise ValueError(f"schedule={fixed} needs eta > 0, gamma > 0 and headroom >= 1")
     return fixed
+
+
+def _checked(schedule: LayerSteps) -> LayerSteps:
+    steps = LayerSteps(*(tuple(map(float, sizes)) for sizes in schedule))
+    if not 0 < len(steps.eta_rho) == len(steps.gamma_rho) or not all(map(math.isfinite, sum(steps, ()))):
+        raise ValueError(f"schedule={schedule} needs as many finite eta_rho as gamma_rho, at least one")
+    return steps
 
 
 # Fitting the cubic on [0.05, 1] instead of on the unknown true interval costs 3 % of its growth and keeps every

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eagle_jax import accelerated, averaging, derivatives, engine, machines, plain, sketched
+from eagle_jax import accelerated, averaging, derivatives, engine, layered, machines, plain, sketched
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal, lanes
-from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, resolve
+from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, LayerSteps, resolve
 from eagle_jax.sketch import Sketch
 from eagle_jax.solution import SketchedStats, Solution, Stats, Status
 from eagle_jax.spectral import condition_number, norm, safe_divide, vary
@@ -24,7 +24,7 @@ class Settings(NamedTuple):
     rtol: float
     rcond: float
     max_steps: int | None
-    schedule: FixedSteps | None  # None: optimal
+    schedule: FixedSteps | LayerSteps | None  # None: optimal
 
 
 def solve(
@@ -56,7 +56,8 @@ def solve(
         and no sharp filter: values within a factor of ten of the cut are damped.
       max_steps: stop after that many Updates of A.
       schedule: "optimal" (default), "paper" (eta=1/3, gamma=1), "emergent", or a pair (eta, gamma). Anything but
-        "optimal" runs the paper's plain iteration and stops on the residual of C.
+        "optimal" runs the paper's plain iteration and stops on the residual of C. A `LayerSteps` runs all its steps and
+        nothing else, whatever max_steps and acceleration say; the status tells whether that was enough.
       sketch: a `Sketch`: no step costs more than O(n d r), where d x n x d is too much. `stats` is a `SketchedStats`,
         max_steps counts sketches, and the backward error is estimated from random columns. "optimal" ends at B A^+ C
         for all data, by dense steps if n/r sketches were not enough (B != W A); with max_steps it does not, and says
@@ -145,13 +146,21 @@ class Trajectory(NamedTuple):
     final: State
 
 
-def trajectory(A, B, C, *, steps: int, schedule="paper", sketch: Sketch | None = None) -> Trajectory:
-    """Runs `steps` plain Updates and keeps their history; `schedule` is "paper", "emergent" or (eta, gamma).
+def trajectory(
+    A, B, C, *, steps: int | None = None, schedule: str | tuple = "paper", sketch: Sketch | None = None
+) -> Trajectory:
+    """Runs `steps` plain Updates and keeps their history.
 
-    With a sketch they are sketched Updates, and "optimal" is known too: A_l and C_l are then what deflation has left.
+    `schedule` is "paper", "emergent" or (eta, gamma); or a `LayerSteps`, all of it, without `steps`. With a sketch they
+    are sketched Updates, and "optimal" is known too: A_l and C_l are then what deflation has left.
     """
     A, B, C = as_blocks(A, B, C)
     fixed, sketch = resolve(schedule), _useful(sketch, A)
+    if isinstance(fixed, LayerSteps):
+        if steps is not None or sketch is not None:
+            raise ValueError(f"steps={steps}, sketch={sketch} with a LayerSteps, which says it all; leave them out")
+        history, final = _layers(A, B, C, fixed)
+        return Trajectory(history.D, history.residual, history.C_norm, history.kappa, final)
     if fixed is None and sketch is None:
         raise ValueError('trajectory follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)')
     if not (isinstance(steps, int) and steps >= 1):
@@ -229,6 +238,8 @@ def _useful(sketch: Sketch | None, A) -> Sketch | None:
 
 @partial(jax.jit, static_argnums=4)
 def _sketched(A, B, C, sketch: Sketch, settings: Settings) -> Solution:
+    if isinstance(settings.schedule, LayerSteps):
+        raise ValueError("schedule=LayerSteps(...) with a sketch; its steps are those of the whole A, leave sketch out")
     if settings.schedule is not None:
         return sketched.run_plain(A, B, C, sketch, None, *settings[:3], settings.schedule)
     answer = sketched.run_deflation(A, B, C, sketch, *settings[:3])
@@ -245,6 +256,8 @@ def _sketched(A, B, C, sketch: Sketch, settings: Settings) -> Solution:
 
 @partial(jax.jit, static_argnums=3)
 def _solve(A, B, C, settings: Settings) -> Solution:
+    if isinstance(settings.schedule, LayerSteps):
+        return layered.solve(A, B, C, settings.rtol, settings.schedule)
     if settings.schedule is not None and 0 not in A.shape:
         return plain.solve(A, B, C, *settings[:3], settings.schedule)
     if B.shape[0] <= C.shape[1]:
@@ -257,6 +270,8 @@ def _solve(A, B, C, settings: Settings) -> Solution:
 def _estimate(A, B, settings: Settings) -> Solution:
     if 0 in A.shape or B.shape[0] == 0:
         return _empty(jnp.zeros((B.shape[0], A.shape[0]), A.dtype), A, B)
+    if isinstance(settings.schedule, LayerSteps):
+        raise ValueError("schedule=LayerSteps(...) is for solve and trajectory; W* is solve(A, B, identity)")
     if settings.schedule is None:
         return _optimal(A, B, settings)
     solution = plain.estimate(A, B, *settings[:3], settings.schedule)
@@ -271,6 +286,10 @@ def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Setting
     if acceleration not in machines.ACCELERATIONS:
         raise ValueError(f"acceleration={acceleration!r}; expected one of {machines.ACCELERATIONS}")
     rtol, rcond, limit, fixed = settings
+    if isinstance(fixed, LayerSteps):
+        if C is None:
+            raise ValueError("schedule=LayerSteps(...) is for solve and trajectory; W* is solve(A, B, identity)")
+        return layered.solve(A, B, C, rtol, fixed, axis_name)
     if sketch is not None and acceleration in ("freeze", "krylov"):
         raise ValueError(
             f'acceleration={acceleration!r} with a sketch; expected "auto" or "none": sketches are averaged'
@@ -330,6 +349,9 @@ def _empty(value, A, B) -> Solution:
     status = jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32)
     zero, one = jnp.zeros((), A.dtype), jnp.ones((), A.dtype)
     return Solution(value, status, Stats(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), zero, zero, one))
+
+
+_layers = jax.jit(layered.trajectory, static_argnums=3)
 
 
 @partial(jax.jit, static_argnums=(4, 5))

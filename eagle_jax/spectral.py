@@ -72,8 +72,13 @@ def sharp_energy_bound(E):
 
 def condition_number(A, rcond=None):
     """||A||_2 over the smallest singular value above rcond*||A||_2 (default: eps*max(shape)); 1 for A = 0."""
-    s = jnp.linalg.svd(A, compute_uv=False)
-    cut = (jnp.finfo(A.dtype).eps * max(A.shape[-2:]) if rcond is None else rcond) * s[..., :1]
+    rcond = jnp.finfo(A.dtype).eps * max(A.shape[-2:]) if rcond is None else rcond
+    return condition_of(jnp.linalg.svd(A, compute_uv=False), rcond)
+
+
+def condition_of(s, rcond):
+    """The same from the singular values, largest first."""
+    cut = rcond * s[..., :1]
     least = jnp.min(jnp.where(s > cut, s, jnp.inf), axis=-1)
     return jnp.where(jnp.isfinite(least), s[..., 0] / least, 1)
 

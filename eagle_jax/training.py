@@ -95,8 +95,13 @@ def task_keys(config: TrainConfig, key, step) -> jax.Array:
 
 
 def init(config: TrainConfig) -> TrainState:
-    weights_key, tasks_key = jax.random.split(jax.random.key(config.seed))
-    weights = config.architecture.init(weights_key, config.std)
+    weights_key, _ = jax.random.split(jax.random.key(config.seed))
+    return with_weights(config, config.architecture.init(weights_key, config.std))
+
+
+def with_weights(config: TrainConfig, weights: Weights) -> TrainState:
+    """The start of a run from given weights; the tasks are those of config.seed."""
+    _, tasks_key = jax.random.split(jax.random.key(config.seed))
     zero = jnp.zeros((), jnp.int32)
     return TrainState(weights, _optimiser(config).init(weights), zero, jax.random.key_data(tasks_key))
 

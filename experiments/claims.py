@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -20,23 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments import common, suitesparse
+from experiments import emergence_claims as emergence
 from experiments.ledger import LEDGER, Entry
+from experiments.verdicts import DIFFERS, NOT_RUN, REFUTED, REPRODUCED, Finding
+from experiments.verdicts import verdict as _verdict
 
-REPRODUCED, DIFFERS, REFUTED, NOT_RUN = "reproduced", "differs", "refuted", "not run"
 # A relative error that counts as convergence: MSE 1e-20 on entries of size 1.
 CONVERGED = 1e-10
-
-
-class Finding(NamedTuple):
-    """What a rule says. `numbers["table"]`, {"columns": [...], "rows": [[...]]}, is shown as a table in the report."""
-
-    verdict: str
-    measured: str
-    numbers: dict[str, Any]
-    # name of a number -> its 10 and 90 % quantiles over runs
-    spread: dict[str, list[float]] | None = None
-    # problems or networks behind the verdict, where that is not the `runs` of the experiment's config
-    runs: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +39,6 @@ class Claim:
     rule: Callable[[common.Results], Finding]
     timed: bool = False  # wall time matters: a busy machine is mentioned
     missing: str = ""  # why there are no results, if not only for want of a run
-
-
-def _verdict(holds: bool, otherwise: str) -> str:
-    return REPRODUCED if holds else otherwise
 
 
 def _spread(**values) -> dict[str, list[float]]:
@@ -400,6 +386,33 @@ def real_matrices(r: common.Results) -> Finding:
     return Finding(verdict, f"of {text}", numbers, runs=len(names))
 
 
+_TABLE = "U 2.36 5.27 3.70 2.16, D 0.62 1.40 1.28 1.32, C-L 0.01 0.02 0.13 0.14 x1e-4"
+EMERGENCE = tuple(
+    Claim(id, statement, paper, item, figure, rule)
+    for item, claims in {
+        "emergence": (
+            ("E1", "test error falls over 4 layers", "10-50x, to 1e-3", "e1_emergence", emergence.test_error),
+            ("E2", "block structure of W_QK, W_VP", "", "e2_weights", emergence.block_structure),
+            ("E3", "a1 a2 max||A||² and a3/a2 constant", "1 and 1.9", "e3_scaling", emergence.step_laws),
+            ("E4", "network = algorithm, by layer", _TABLE, "e4_fidelity", emergence.fidelity),
+            ("E5", "gamma = 1.92 eta suffices", "3.5e-4 < 1e-3", "e5_fixed_ratio", emergence.fixed_ratio),
+            ("E6", "one head does as well as eight", "little effect", "e6_heads", emergence.heads),
+            ("E7", "machines share (C, D) only", "same factor", "e7_weights_mean", emergence.messages),
+            ("E8", "rank 5, QK and VP alike: a sketch", "0.28", "e8_sketch", emergence.sketch),
+            ("E9", "the same with noise 0.01", "", "e9_noise", emergence.noise),
+            ("E10", "2 and 3 values suffice", "below its error", "e10_levels", emergence.levels),
+            ("E11", "loss spikes come with large ||A||", "typically", "e11_training", emergence.spikes),
+            ("E12", "condition number falls", "", "e1_emergence", emergence.conditioning),
+            ("E13", "estimation network = its form", "", "e13_estimation", emergence.estimation),
+        ),
+        "initialisation": (
+            ("E14", "sign and std decide what emerges", "ours", "e14_initialisation", emergence.initialisation),
+        ),
+        "transfer": (("E15", "an algorithm, not a table", "ours", "e15_transfer", emergence.algorithm_or_table),),
+        "restart": (("E16", "the form is what training wants", "ours", "e16_restart", emergence.form_or_accident),),
+    }.items()
+    for id, statement, paper, figure, rule in claims
+)
 CLAIMS = (
     Claim("N1", "quadratic convergence", "slope about 2", "convergence", "n1_convergence", order),
     Claim("N2", "iterations grow like log kappa", "", "kappa_sweep", "n2_kappa_sweep", log_kappa, timed=True),
@@ -418,10 +431,10 @@ CLAIMS = (
     Claim("D4", "floats per round", "(d+d')n'", "diversity", "", floats_per_round),
     Claim("D5", "freezing A, B: same rounds, less time", "", "diversity", "", freezing, timed=True),
     Claim("D6", "CG is unavailable to machines", "no number", "diversity", "d2_alpha", cg_unavailable),
-    Claim("S1", "rounds grow like n/r", "figure", "sketching", "s1_sketches", sketch_rounds),
-    Claim("S2", "time per step by r", "21 16 7 5 ms: 4.2x", "sketching", "s2_times", sketch_step_time),
-    Claim("S3", "faster than SGD for r >= n/4", "2.5x at n/4", "sketching", "s2_times", against_sgd),
-    Claim("S4", "a third of sketch-and-CG's time, kappa=1e4", "1/3", "sketching", "s2_times", against_sketch_cg),
+    Claim("S1", "rounds grow like n/r", "", "sketching", "s1_sketches", sketch_rounds),
+    Claim("S2", "time per step by r", "4.2x at n/8", "sketching", "s2_times", sketch_step_time, timed=True),
+    Claim("S3", "faster than SGD for r >= n/4", "2.5x at n/4", "sketching", "s2_times", against_sgd, timed=True),
+    Claim("S4", "a third of sketch-and-CG's time", "1/3", "sketching", "s2_times", against_sketch_cg, timed=True),
     Claim(
         "R1",
         "SuiteSparse matrices, time to 1e-3 ‖B‖²",
@@ -432,6 +445,7 @@ CLAIMS = (
         timed=True,
         missing=f"needs --matrix_dir, a folder with {', '.join(f'{name}.mtx' for name in suitesparse.WANTED)}",
     ),
+    *EMERGENCE,
 )
 
 

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import common
+from experiments import common, emergence_report
 
 COLOURS = {
     "paper": "#0072B2",
@@ -378,6 +378,7 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "s1_sketches": ("sketching", sketches),
     "s2_times": ("sketching", sketch_times),
     "r1_suitesparse": ("suitesparse", suitesparse),
+    **emergence_report.FIGURES,
 }
 
 

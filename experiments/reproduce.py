@@ -20,30 +20,24 @@ from experiments import (
     convergence,
     diversity,
     early_stopping,
+    emergence,
     error_map,
     families,
+    initialisation,
     kappa_sweep,
     page,
     ranks,
     report,
+    restart,
     sketching,
     step_sizes,
     stopping,
     suitesparse,
+    transfer,
 )
 
-EXPERIMENTS = (
-    convergence,
-    kappa_sweep,
-    ranks,
-    families,
-    step_sizes,
-    stopping,
-    error_map,
-    early_stopping,
-    diversity,
-    sketching,
-)
+NUMERICAL = (convergence, kappa_sweep, ranks, families, step_sizes, stopping, error_map, early_stopping, diversity)
+EXPERIMENTS = (*NUMERICAL, sketching, emergence, transfer, restart, initialisation)
 NAMES = ("quick", "default", "full")
 
 

@@ -34,7 +34,9 @@ def name(config: TrainConfig) -> str:
     """The file name of a run, without its suffix; what it leaves out has the paper's value."""
     a = config.architecture
     heads = f"-{a.heads}heads" if a.heads > 1 else ""
-    return f"{a.regime}{heads}-noise{config.noise:g}-seed{config.seed}"
+    sign = "-plus" if a.sign > 0 else ""
+    std = f"-std{config.std:g}" if config.std != TrainConfig.std else ""
+    return f"{a.regime}{heads}{sign}{std}-noise{config.noise:g}-seed{config.seed}"
 
 
 def save(path, run: Pretrained):

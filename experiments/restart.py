@@ -1,0 +1,131 @@
+"""E16 (ours): is a departure from the paper's form what the task wants, or where training happened to stop?
+
+    python -m experiments.restart        (2000 steps per network, every regime, the first shipped seed)
+
+Each network is trained on twice, with the paper's settings and fresh tasks: from its own weights, and from the paper's
+form that was read from them (`embed`, factors scaled like the trained ones, plus noise of 0.01). If the restarted
+network ends lower and keeps the form, the departure is an accident of the first training; if it leaves the form again
+for a lower loss, the task wants it. The same question for the step sizes alone: Adam on the schedule's numbers.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from eagle_jax import extraction, pretrained, training
+from eagle_jax.attention import Weights
+from eagle_jax.extraction import Extracted
+from eagle_jax.pretrained import Pretrained
+from experiments import common, emergence
+
+ITEM = "restart"
+NOISE = 0.01
+STARTS = ("trained", "continued", "restarted", "tuned")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    steps: int = 2000
+    tune_steps: int = 600
+    batch: int = 1024
+    tasks: int = 4096
+    regimes: tuple[str, ...] = ("U", "D", "CL")
+    runs: int = 1
+    seed: int = 31
+    models: tuple[str, ...] = dataclasses.field(default_factory=lambda: tuple(pretrained.available()))
+
+
+PRESETS = {
+    "quick": Config(steps=20, tune_steps=20, batch=128, tasks=256),
+    "default": Config(steps=400, tune_steps=200, tasks=1024),
+    "full": Config(),
+}
+
+
+def like(form: Weights, trained: Weights) -> Weights:
+    """The same products, with query, key and value as large as in the trained network, layer by layer."""
+    size = lambda w: jnp.sqrt(jnp.sum(w**2, axis=(1, 2, 3), keepdims=True))  # noqa: E731
+    q, k, v = (size(getattr(trained, x)) / size(getattr(form, x)) for x in ("query", "key", "value"))
+    return Weights(form.query * q, form.key * k, form.value * v, form.projection / (q * k * v))
+
+
+def restarted(run: Pretrained, cfg: Config) -> Weights:
+    architecture = run.config.architecture
+    extracted = extraction.extract(run.weights, architecture)
+    form = like(extraction.embed(extracted.as_schedule(), architecture, extracted.S), run.weights)
+    leaves, tree = jax.tree.flatten(form)
+    keys = jax.random.split(jax.random.key(cfg.seed), len(leaves))
+    noisy = [w + NOISE * jax.random.normal(k, w.shape, w.dtype) for w, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(tree, noisy)
+
+
+def train_on(run: Pretrained, weights: Weights, cfg: Config) -> Weights:
+    """More training, on tasks that the run has not seen."""
+    config = dataclasses.replace(run.config, seed=run.config.seed + 1000, batch=cfg.batch)
+    state = training.with_weights(config, jax.tree.map(jnp.copy, weights))  # train_steps takes its argument's memory
+    return training.train_steps(config, state, cfg.steps)[0].weights
+
+
+def tuned(run: Pretrained, extracted: Extracted, cfg: Config) -> Extracted:
+    """The step sizes alone, trained as the network was: the best schedule near the extracted one."""
+    optimiser = optax.chain(optax.clip_by_global_norm(run.config.clip), optax.adam(1e-2))
+    sizes = jnp.asarray(np.stack([extracted.eta_rho, extracted.gamma_rho]), jnp.float32)
+    S = None if extracted.S is None else jnp.asarray(extracted.S, jnp.float32)
+    start = jnp.where(sizes > 0, jnp.log(jnp.maximum(sizes, 1e-6)), jnp.log(1e-6))
+
+    def loss(logs, key):
+        blocks, _, wanted = training.sample(run.config, jax.random.split(key, cfg.batch))
+        Z = extraction.run_updates(extracted.architecture, *jnp.exp(logs), S, blocks)[-1]
+        return jnp.mean(jnp.square(extracted.architecture.read_out(Z) - wanted))
+
+    def step(carry, key):
+        logs, state = carry
+        updates, state = optimiser.update(jax.grad(loss)(logs, key), state)
+        return (optax.apply_updates(logs, updates), state), None
+
+    keys = jax.random.split(jax.random.key(cfg.seed), cfg.tune_steps)
+    (logs, _), _ = jax.jit(lambda c: jax.lax.scan(step, c, keys))((start, optimiser.init(start)))
+    eta, gamma = np.asarray(jnp.exp(logs), np.float64)
+    alphas = np.stack([np.ones_like(eta), -eta, -gamma / extracted.architecture.blocks], axis=-1)
+    return extracted._replace(alphas=alphas[:, None])
+
+
+def describe(run: Pretrained, weights: Weights, cfg: Config) -> dict:
+    """Test error and structure of a network; measured as in emergence.py."""
+    m = emergence.measure(run._replace(weights=weights), emergence.Config(tasks=cfg.tasks, seed=cfg.seed))
+    names = ("mse", "mse_mean", "eta_rho", "gamma_rho", "VP_rank", "form_median", "general_median")
+    return {name: m[name] for name in names} | {k: m[k] for k in ("difference", "own", "next") if k in m}
+
+
+def measure(tag: str, run: Pretrained, cfg: Config) -> dict:
+    extracted = extraction.extract(run.weights, run.config.architecture)
+    networks = {
+        "trained": run.weights,
+        "continued": train_on(run, run.weights, cfg),
+        "restarted": train_on(run, restarted(run, cfg), cfg),
+    }
+    best = tuned(run, extracted, cfg)
+    schedule = extraction.embed(best.as_schedule(), run.config.architecture, extracted.S)
+    rows = {name: describe(run, w, cfg) for name, w in (networks | {"tuned": schedule}).items()}
+    return {f"{tag}_{name}": np.stack([rows[start][name] for start in STARTS]) for name in rows["trained"]}
+
+
+def run(cfg: Config) -> common.Results:
+    results: common.Results = {"starts": np.array(STARTS), "steps": cfg.steps}
+    models = emergence.Config(runs=cfg.runs, models=cfg.models)
+    for tag in common.track(cfg.regimes, "E16 restart"):
+        runs = emergence.shipped(models, tag)
+        if runs:
+            results |= measure(tag, runs[0], cfg)
+    return results
+
+
+def main() -> None:
+    common.launch(ITEM, run, PRESETS)
+
+
+if __name__ == "__main__":
+    main()
