@@ -307,6 +307,12 @@ def _sketched_seconds(r: common.Results, method: str, target: float, kappa: floa
     return _sketched_rounds(r, method, target, kappa) * r["step_seconds"][r["methods"].tolist().index(method)]
 
 
+def _over(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a / b; NaN where both are infinite."""
+    with np.errstate(invalid="ignore"):
+        return a / b
+
+
 def sketch_rounds(r: common.Results) -> Finding:
     parts, slopes = [], {}
     ratio = r["n"] / r["widths"]
@@ -318,6 +324,7 @@ def sketch_rounds(r: common.Results) -> Finding:
     reached = np.isfinite(_sketched_rounds(r, "plain", 1e-2, r["kappas"][0])).all()
     verdict = _verdict(bool(reached) and 0.75 <= slopes["plain"] <= 1.25, DIFFERS if reached else REFUTED)
     text = f"rounds to 1e-2 at r = {_list(r['widths'])}, kappa = {r['kappas'][0]:.0e}: {'; '.join(parts)}"
+    text += "" if reached else f" (inf: more than {r['drawn_plain'][-1]})"
     return Finding(verdict, text, {"exponent": slopes})
 
 
@@ -334,7 +341,7 @@ def against_sgd(r: common.Results) -> Finding:
     wide = r["widths"] >= r["n"] / 4
     kappa = r["kappas"][0]
     sgd = _sketched_seconds(r, "sgd", 1e-2, kappa)
-    gain = {m: sgd / _sketched_seconds(r, m, 1e-2, kappa) for m in ("plain", "columns", "deflation")}
+    gain = {m: _over(sgd, _sketched_seconds(r, m, 1e-2, kappa)) for m in ("plain", "columns", "deflation")}
     text = "; ".join(f"{m} {_list(v)}" for m, v in gain.items())
     holds = bool((gain["plain"][wide] > 1).all())
     text = f"SGD's time to 1e-2 over EAGLE's at r = {_list(r['widths'])}: {text}"
@@ -345,7 +352,7 @@ def against_sgd(r: common.Results) -> Finding:
 def against_sketch_cg(r: common.Results) -> Finding:
     kappa = r["kappas"][-1]
     cg = _sketched_seconds(r, "sketch_cg", 1e-6, kappa)
-    part = {m: _sketched_seconds(r, m, 1e-6, kappa) / cg for m in ("plain", "columns", "deflation")}
+    part = {m: _over(_sketched_seconds(r, m, 1e-6, kappa), cg) for m in ("plain", "columns", "deflation")}
     numbers = {m: [None if np.isnan(x) else float(x) for x in v] for m, v in part.items()}
     text = "; ".join(f"{m} {_list(v)}" for m, v in part.items())
     text = f"EAGLE's time to 1e-6 over sketch-and-CG's at kappa = {kappa:.0e}, r = {_list(r['widths'])}: {text}"

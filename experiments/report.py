@@ -324,8 +324,11 @@ def sketch_times(r: common.Results) -> Figure:
     for method in ("plain", "columns", "deflation"):
         ratio = r["step_seconds"][methods.index(method)] / unsketched
         axes[0].plot(widths, ratio, "o-", ms=3, color=COLOURS[method], label=LABELS[method])
-    paper = np.array([5, 7, 16, 21]) / 21
-    axes[0].plot(widths, paper, "x--", ms=4, lw=0.9, color="#222222", label="paper")
+    paper = {8: 5, 4: 7, 2: 16, 1: 21}  # milliseconds by n/r
+    there = [w for w in widths if int(r["n"]) / w in paper]
+    axes[0].plot(
+        there, [paper[int(r["n"]) // w] / 21 for w in there], "x--", ms=4, lw=0.9, color="#222222", label="paper"
+    )
     axes[0].set(xscale="log", yscale="log", xlabel="r", title="time of a step / unsketched")
     for ax, kappa, target in ((axes[1], 0, 0), (axes[2], -1, 1)):
         at = range(len(r["kappas"]))[kappa]

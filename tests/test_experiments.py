@@ -25,6 +25,7 @@ from experiments import (
     report,
     reproduce,
     restart,
+    sketching,
     step_sizes,
     stopping,
     transfer,
@@ -53,7 +54,20 @@ TINY = {
     "step_sizes": step_sizes.Config(n=12, runs=2, grid=4, batch=16, batches=2, emergent_n=12, emergent_kappas=(1e1,)),
     "stopping": stopping.Config(gapped_n=12, kahan_n=12, runs=2),
     "error_map": error_map.Config(n=12, exponents=(0, 4), runs=2),
-    "early_stopping": early_stopping.Config(n=12, runs=1, steps=STEPS, gd_steps=FIRST_ORDER),
+    "early_stopping": early_stopping.Config(
+        n=12, runs=1, width=3, steps=STEPS, sketched_steps=FIRST_ORDER, gd_steps=FIRST_ORDER
+    ),
+    "sketching": sketching.Config(
+        n=12,
+        widths=(3, 6, 12),
+        kappas=(1e1, 1e2),
+        steps=FIRST_ORDER,
+        sgd_steps=FIRST_ORDER,
+        cg_steps=FIRST_ORDER,
+        timed_steps=2,
+        repeats=1,
+        runs=1,
+    ),
     "diversity": diversity.Config(
         d=12, n=4, alphas=(1.0, 0.5, 0.1), caps=(600, 60, 60, 600), large=12, counts=(1, 2), repeats=1, runs=1
     ),
@@ -124,6 +138,7 @@ def test_settings_without_weights_are_not_run():
     assert "no trained weights" in emergence_claims.heads(r).measured
 
 
+@pytest.mark.slow
 def test_transfer(tiny):
     r = tiny(transfer)
     network, schedule, scaled, paper = np.moveaxis(r["factor"][0], -1, 0)
@@ -142,6 +157,7 @@ def test_the_papers_constants_as_absolute_steps():
     np.testing.assert_allclose(by_list, eagle_jax.trajectory(A, B, C, steps=4, schedule="paper").D, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_restart(tiny):
     r = tiny(restart)
     assert r["starts"].tolist() == ["trained", "continued", "restarted", "tuned"]
@@ -259,8 +275,13 @@ def test_error_map(tiny):
     assert r["error"][:, 1].max() < 1e-10 and (r["error"][0, 0] > r["error"][0, 1]).all()
 
 
-def test_results_survive_storage_and_become_verdicts_and_figures(tiny, tmp_path):
-    for module in reproduce.EXPERIMENTS:
+LONG = {"error_map", "restart", "transfer"}  # what takes longest, even tiny
+
+
+@pytest.mark.parametrize("left_out", [LONG, pytest.param(set(), marks=pytest.mark.slow)], ids=["most", "all"])
+def test_results_survive_storage_and_become_verdicts_and_figures(left_out, tiny, tmp_path):
+    modules = [module for module in reproduce.EXPERIMENTS if module.ITEM not in left_out]
+    for module in modules:
         common.save(tmp_path, module.ITEM, TINY[module.ITEM], tiny(module), 0.1, "test", "digest")
     loaded, about = common.load(tmp_path, "stopping")
     np.testing.assert_array_equal(loaded["error"], tiny(stopping)["error"])
@@ -270,10 +291,11 @@ def test_results_survive_storage_and_become_verdicts_and_figures(tiny, tmp_path)
     assert [r["id"] for r in records] == [entry.id for entry in ledger.LEDGER]
     not_run = {r["id"] for r in records if r["verdict"] == claims.NOT_RUN}
     # N7 speaks about n = 1920, which a smaller run cannot decide; E claims need networks that may not be shipped
-    unrun = {c.id for c in claims.CLAIMS if c.item not in TINY}
+    run = {module.ITEM for module in modules}
+    unrun = {c.id for c in claims.CLAIMS if c.item not in run}
     assert {"N7", *unrun} <= not_run <= {"N7", *unrun, "E6", "E9", "E13", "E14"}
     written = report.draw_all(tmp_path)
-    assert {p.stem for p in written} == {c.figure for c in claims.CLAIMS if c.item in TINY and c.figure}
+    assert {p.stem for p in written} == {c.figure for c in claims.CLAIMS if c.item in run and c.figure}
 
 
 def test_only_the_same_config_and_source_count_as_done(tmp_path):

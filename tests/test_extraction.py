@@ -125,7 +125,7 @@ def estimation_network():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s, A: eagle_jax.trajectory(A, A, A, schedule=s, steps=2), "which says itself how many"),
+        (lambda s, A: eagle_jax.trajectory(A, A, A, schedule=s, steps=2), "which says it all"),
         (lambda s, A: eagle_jax.estimate(A, A, schedule=s), "is for solve and trajectory"),
         (lambda s, A: eagle_jax.solve(A[:0], A, A[:0], schedule=s), "not empty"),
         (lambda s, A: eagle_jax.solve(A, A, A, schedule=LayerSteps((0.1,), (0.1, 0.2))), "as many finite eta_rho"),
