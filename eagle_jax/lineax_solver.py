@@ -6,8 +6,8 @@
 >>> print(jnp.round(lineax.linear_solve(operator, jnp.array([1.0, 2.0, 5.0]), EAGLE()).value, 4))
 [0.5 0.5]
 
-lineax differentiates around the solver, so jvp and vjp need nothing here. It is no dependency of eagle_jax and is imported
-by this module only.
+lineax differentiates around the solver, so jvp and vjp need nothing here. It is no dependency of eagle_jax: only this
+module imports it.
 """
 
 from typing import Any, NamedTuple
@@ -41,6 +41,13 @@ _RESULTS = {
 }
 
 
+def _result(status) -> lineax.RESULTS:
+    result = lineax.RESULTS.successful
+    for failure, meaning in _RESULTS.items():
+        result = lineax.RESULTS.where(status == int(failure), meaning, result)
+    return result
+
+
 class _State(NamedTuple):
     matrix: jax.Array
     structures: PackedStructures
@@ -66,11 +73,8 @@ class EAGLE(lineax.AbstractLinearSolver[_State]):
         del options
         b = ravel_vector(vector, state.structures)
         x, status, stats = lstsq(state.matrix, b, rtol=self.rtol, rcond=self.rcond, max_steps=self.max_steps)
-        result = lineax.RESULTS.successful
-        for failure, meaning in _RESULTS.items():
-            result = lineax.RESULTS.where(status == int(failure), meaning, result)
         about = {"status": status, "num_steps": stats.steps, "backward_error": stats.backward_error}
-        return unravel_solution(x, state.structures), result, about
+        return unravel_solution(x, state.structures), _result(status), about
 
     def transpose(self, state: _State, options: dict[str, Any]):
         del options

@@ -1,6 +1,6 @@
 """Nyström extrapolation of a kernel matrix from its columns at a few landmarks.
 
-With landmarks L, K ~ K_XL K_LL⁺ K_LX is the hidden block of [[K_LL, K_LX], [K_XL, K]], so its W = B A⁺ is W = K_XL K_LL⁺:
+K ~ K_XL K_LL⁺ K_LX is the hidden block of [[K_LL, K_LX], [K_XL, K]] with landmarks L, and W = B A⁺ is K_XL K_LL⁺:
 
 >>> import jax.numpy as jnp, eagle_jax
 >>> X = jnp.linspace(-1, 1, 50)[:, None]
@@ -78,8 +78,8 @@ def nystrom(kernel, X, landmarks, *, rtol=None, rcond=None) -> Nystrom:
     """
     if not callable(kernel):
         raise TypeError(
-            f"kernel is {type(kernel).__name__} and not callable; expected a function of (X, Y) that returns the matrix "
-            "of k(x_i, y_j). For given matrices, use nystrom_blocks(K_LL, K_XL)"
+            f"kernel is {type(kernel).__name__} and not callable; expected a function of (X, Y) that returns the "
+            "matrix of k(x_i, y_j). For given matrices, use nystrom_blocks(K_LL, K_XL)"
         )
     return nystrom_blocks(kernel(landmarks, landmarks), kernel(X, landmarks), rtol=rtol, rcond=rcond)
 

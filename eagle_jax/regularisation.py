@@ -59,8 +59,8 @@ def stopping_path(A, B, *, steps: int, schedule="paper", key=None, probes: int |
     Args:
       steps: how far to go. l steps of the paper's fit singular values above about 1.5^-l ‖A‖.
       schedule: "paper", "emergent" or (eta, gamma).
-      probes: the trace by Hutchinson's estimate from that many random signs, which adds `probes` rows to a step, instead
-        of exactly from all of N_l, which adds d rows (None).
+      probes: None for the exact trace, which adds d rows to the d' of each step; a number for Hutchinson's estimate
+        from that many rows of random signs.
       key: of the probes.
     """
     A, B = as_matrices(A=A, B=B)
@@ -73,8 +73,8 @@ def stopping_path(A, B, *, steps: int, schedule="paper", key=None, probes: int |
     limit = step_budget(fixed, float(jnp.finfo(A.dtype).eps))
     if not (isinstance(steps, int) and 1 <= steps <= limit):
         raise ValueError(
-            f"steps={steps}; expected an integer from 1 to {limit}: by then this schedule has lifted singular values of "
-            f"eps*||A||, and further steps fit {A.dtype} rounding"
+            f"steps={steps}; expected an integer from 1 to {limit}: by then this schedule has lifted singular values "
+            f"of eps*||A||, and further steps fit {A.dtype} rounding"
         )
     return _path(A, B, _probes(A, key, probes), steps, fixed)
 

@@ -3,6 +3,7 @@
 import doctest
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +27,7 @@ def standard_promotion(cheap_compilation, x64):
 
 
 # name: rows, columns, rank
-SHAPES = {"square": (5, 5, 5), "tall": (7, 4, 4), "wide": (4, 7, 4), "deficient": (7, 5, 3)}
-REFERENCES = (lineax.SVD(), lineax.AutoLinearSolver(well_posed=None))
+SHAPES = {"square": (5, 5, 5), "wide": (4, 7, 4), "deficient": (7, 5, 3)}
 
 
 def matrix(rows, columns, rank, seed=0):
@@ -61,24 +61,23 @@ def test_value_and_derivatives(shape):
     """Both modes in operator and vector, rank-preserving directions: the pseudo-inverse has no others."""
     rows, columns, rank = SHAPES[shape]
     a, b = matrix(*SHAPES[shape]), vector(rows)
-    # d/dt of P a Q along a path of the same rank.
+    # The derivative of (I + t P) a (I + t Q).
     P, Q = matrix(rows, rows, rows, seed=1), matrix(columns, columns, columns, seed=2)
     da, db = P @ a + a @ Q, vector(rows, seed=3)
-    reference = REFERENCES[0] if rank < min(rows, columns) else REFERENCES[1]
+    reference = lineax.SVD() if rank < min(rows, columns) else lineax.AutoLinearSolver(well_posed=None)
 
+    @partial(jax.jit, static_argnums=0)
     def value_jvp_vjp(solver):
-        f = lambda a, b: solve(a, b, solver)  # noqa: E731
-        value, tangent = jax.jvp(f, (a, b), (da, db))
-        _, pullback = jax.vjp(f, a, b)
-        return value, tangent, pullback(vector(columns, seed=4))
+        value, push = jax.linearize(lambda a, b: solve(a, b, solver), a, b)
+        return value, push(da, db), jax.linear_transpose(push, a, b)(vector(columns, seed=4))
 
-    assert_same(jax.jit(value_jvp_vjp, static_argnums=0)(EAGLE()), value_jvp_vjp(reference), 1e-11)
+    assert_same(value_jvp_vjp(EAGLE()), value_jvp_vjp(reference), 1e-11)
 
 
 def test_vmap_over_operator_and_vector():
     a = jnp.stack([matrix(*SHAPES["deficient"], seed=s) for s in range(3)])
     b = jnp.stack([vector(7, seed=s) for s in range(3)])
-    for axes in ((0, 0), (0, None), (None, 0)):
+    for axes in ((0, None), (None, 0)):
         arguments = [x if axis == 0 else x[0] for x, axis in zip((a, b), axes, strict=True)]
         found, expected = (
             jax.vmap(lambda a, b, solver=solver: solve(a, b, solver), axes)(*arguments)
@@ -105,7 +104,7 @@ def test_transpose_and_conj_of_a_state():
 
 def test_pytrees_and_operators_without_a_matrix():
     """in: a dict; out: a tuple; the operator is a function."""
-    a = matrix(*SHAPES["tall"])
+    a = matrix(7, 4, 4)
 
     def function(x):
         y = a @ jnp.concatenate([x["left"], x["right"].ravel()])
@@ -121,23 +120,29 @@ def test_pytrees_and_operators_without_a_matrix():
 
 
 def test_failures_are_lineax_results():
-    a, b = matrix(*SHAPES["square"]), vector(5)
+    hard = jnp.asarray(helpers.with_spectrum(np.random.default_rng(0), 5, 5, np.geomspace(1, 1e-12, 5)))
+    easy, b = matrix(*SHAPES["square"]), vector(5)
 
-    def run(a, b, solver=EAGLE()):  # noqa: B008
-        return lineax.linear_solve(lineax.MatrixLinearOperator(a), b, solver, throw=False)
+    def run(a, b, throw=False):
+        return lineax.linear_solve(lineax.MatrixLinearOperator(a), b, EAGLE(max_steps=6), throw=throw)
 
-    assert run(a, b).result == lineax.RESULTS.successful and run(a, b).stats["status"] == Status.CONVERGED
-    assert run(a, b.at[0].set(jnp.nan)).result == lineax.RESULTS.nonfinite_input
-    graded = jnp.diag(jnp.asarray([1.0, 1.0, 1e-3, 1e-5, 1e-7]))
-    late = run(graded, b, EAGLE(max_steps=2))
-    assert late.result == lineax.RESULTS.max_steps_reached and late.stats["num_steps"] == 2
+    found = jax.vmap(run)(jnp.stack([easy, easy, hard]), jnp.stack([b, b.at[0].set(jnp.nan), b]))
+    result, stats = found.result, found.stats
+    expected = (lineax.RESULTS.successful, lineax.RESULTS.nonfinite_input, lineax.RESULTS.max_steps_reached)
+    for lane, meaning in enumerate(expected):
+        assert jax.tree.map(lambda x, lane=lane: x[lane], result) == meaning
+    assert stats["status"].tolist() == [Status.CONVERGED, Status.NONFINITE, Status.MAX_STEPS]
+    assert stats["num_steps"][2] == 6 and stats["backward_error"][0] < 1e-14 < stats["backward_error"][2]
     with pytest.raises(Exception, match="maximum number of solver steps"):
-        lineax.linear_solve(lineax.MatrixLinearOperator(graded), b, EAGLE(max_steps=2))
+        run(hard, b, throw=True)
 
 
-def test_every_failure_has_a_result():
-    """INCONSISTENT belongs to machines and sketches."""
-    assert set(lineax_solver._RESULTS) == set(Status) - {Status.CONVERGED, Status.INCONSISTENT}
+def test_every_status_has_a_result():
+    """One each; INCONSISTENT belongs to machines and sketches."""
+    seen = [lineax_solver._result(jnp.asarray(int(s), jnp.int32)) for s in Status if s != Status.INCONSISTENT]
+    assert len({int(result._value) for result in seen}) == len(Status) - 1
+    assert seen[0] == lineax.RESULTS.successful and seen[2] == lineax.RESULTS.conlim
+    assert seen[3] == lineax.RESULTS.stagnation and seen[5] == lineax.RESULTS.breakdown
 
 
 def test_complex_is_refused():

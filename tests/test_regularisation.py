@@ -149,7 +149,7 @@ def test_messages():
         stopping_path(A, B, steps=3, schedule="optimal")
     for steps in (0, 2.0, 500):
         with pytest.raises(ValueError, match=rf"steps={steps}; expected an integer from 1 to 43"):
-            stopping_path(A, B, steps=steps)
+            stopping_path(A, B, steps=steps)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="probes=0; expected a positive integer"):
         stopping_path(A, B, steps=3, probes=0)
     with pytest.raises(ValueError, match=r"probes=4 without a key; pass key=jax.random.key"):
