@@ -12,13 +12,13 @@ K ~ K_XL K_LL⁺ K_LX is the hidden block of [[K_LL, K_LX], [K_XL, K]] with land
 
 K_LL is often deficient to working precision; `estimate` takes it as it is. W has a small backward error,
 W (K_LL + δ) = K_XL, hence an error of W δ K_LL⁺ K_LY in W K_LY: about eps ‖K_LL‖ ‖W‖ ‖K_LL⁺ K_LY‖, with weights of
-moderate size however large the condition number is. Only an explicit K_LL⁺ loses eps kappa. In float64, rank 10, 30 of
-100 points as landmarks (`tests/test_nystrom.py::test_floor_does_not_grow_with_kappa`), relative errors of K v:
+moderate size however large the condition number is. It is an explicit K_LL⁺ that loses with kappa. In float64, rank 10,
+30 of 100 points as landmarks (`tests/test_nystrom.py::test_floor_does_not_grow_with_kappa`), relative errors of K v:
 
     kappa                       1e2      1e6      1e10     1e14
-    W (K_LX v), as here         1e-16    2e-16    4e-17    6e-16
-    K_XL (pinv(K_LL) K_LX v)    1e-16    8e-13    3e-09    6e-08
-    features, as scikit-learn   3e-11    4e-11    3e-11    8e-12
+    W (K_LX v), as here         9e-17    2e-16    4e-17    1e-15
+    K_XL (pinv(K_LL) K_LX v)    2e-16    4e-13    5e-09    2e-05
+    scikit-learn's features     4e-11    2e-11    1e-11    5e-11
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """Early stopping with cross-validation against ridge, on real data: test errors over random splits.
 
-    python -m experiments.regularisation            # 100 splits; about a minute on 2 CPU cores
+    python -m experiments.regularisation            # 100 splits; 7 minutes of CPU time
 
 The data ships with scikit-learn: diabetes (442 patients, 10 features) and linnerud (20 athletes, 3 features and
 3 targets), with all polynomial features up to a degree, which makes A ill-conditioned and, by its binary feature,

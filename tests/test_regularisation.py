@@ -10,6 +10,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax import PAPER, problems, stopping_path
+from experiments import regularisation
 from tests import helpers
 
 pytestmark = pytest.mark.usefixtures("cheap_compilation")
@@ -38,18 +39,19 @@ def test_example():
 def test_path_is_its_formula(x64, shape, schedule):
     d, n, rank = shape
     case = helpers.make_case(d, n, np.float64, rank=rank, kappa=30, consistent=False)
-    U, s, Vt = np.linalg.svd(case.A, full_matrices=False)
+    A, B = 3 * case.A, case.B  # not of norm 1
+    U, s, Vt = np.linalg.svd(A, full_matrices=False)
     U, s, Vt = U[:, :rank], s[:rank], Vt[:rank]
-    path = stopping_path(case.A, case.B, steps=STEPS, schedule=schedule)
+    path = stopping_path(A, B, steps=STEPS, schedule=schedule)
     f = left_over(s, STEPS, SCHEDULES[schedule])
     np.testing.assert_allclose(path.dof, (1 - f).sum(1), atol=1e-12 * d)
     for l in range(STEPS):
-        W = case.B @ (Vt.T * (1 - f[l]) / s) @ U.T
+        W = B @ (Vt.T * (1 - f[l]) / s) @ U.T
         np.testing.assert_allclose(path.W[l], W, atol=1e-10)
         H = (Vt.T * (1 - f[l])) @ Vt
         free = 1 - np.trace(H) / n
         if free > 1e-7:
-            gcv = np.mean((case.B - case.B @ H) ** 2) / free**2
+            gcv = np.mean((B - B @ H) ** 2) / free**2
             np.testing.assert_allclose(path.gcv[l], gcv, rtol=1e-6)
         else:
             assert path.gcv[l] == np.inf
@@ -137,6 +139,20 @@ def test_nan_is_never_chosen_silently():
     case.B[0, 0] = np.nan
     path = stopping_path(case.A, case.B, steps=STEPS)
     assert np.isinf(path.gcv).all() and np.isnan(path.W_best).any()
+
+
+def test_experiment_tiny(x64):
+    pytest.importorskip("sklearn")
+    results = [regularisation.run("linnerud", 2, splits=2, seed=0)]
+    assert results[0]["shape"] == (9, 15) and all(np.isfinite(results[0]["EAGLE, GCV"]))
+    for oracle, chosen in zip(results[0]["EAGLE, oracle"], results[0]["EAGLE, GCV"], strict=True):
+        assert oracle <= chosen
+    assert regularisation.table(results).count("\n") == 2
+    X, Y = regularisation.load("diabetes")
+    data = regularisation.split(X, Y, 2, np.random.default_rng(0))
+    assert data.A.shape == (65, 332) and data.D.shape == (1, 110)
+    np.testing.assert_allclose(data.A.mean(1), 0, atol=1e-12)
+    np.testing.assert_allclose(data.B.std(1), 1)
 
 
 def test_messages():
