@@ -83,7 +83,7 @@ def test_same_as_scikit_learn(x64):
 
 
 def floors(kappa):
-    """Relative errors of K v in three forms; rank 10, 30 of 100 points are landmarks, K_LL has condition about kappa."""
+    """Relative errors of K v in three forms; rank 10, 30 of 100 points are landmarks, kappa of K_LL."""
     kernel_approximation = pytest.importorskip("sklearn.kernel_approximation")
     rng = np.random.default_rng(0)
     X, v = rng.standard_normal((100, 10)) * np.geomspace(1, kappa**-0.5, 10), rng.standard_normal(100)
