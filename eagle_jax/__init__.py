@@ -9,6 +9,8 @@ import jaxlib.version as _jaxlib_version
 
 from eagle_jax.blocks import Blocks
 from eagle_jax.distributed import estimate_sharded, estimate_workers, ledger, solve_sharded, solve_workers
+from eagle_jax.nystrom import Nystrom, nystrom, nystrom_blocks
+from eagle_jax.regularisation import StoppingPath, stopping_path
 from eagle_jax.schedules import EMERGENT, PAPER, FixedSteps, LayerSteps
 from eagle_jax.sketch import Sketch
 from eagle_jax.solution import (
@@ -35,6 +37,7 @@ __all__ = [
     "FixedSteps",
     "LayerSteps",
     "Method",
+    "Nystrom",
     "Prepared",
     "Sketch",
     "SketchedStats",
@@ -43,6 +46,7 @@ __all__ = [
     "State",
     "Stats",
     "Status",
+    "StoppingPath",
     "Trajectory",
     "condition_number",
     "diversity_index",
@@ -51,11 +55,14 @@ __all__ = [
     "estimate_workers",
     "ledger",
     "lstsq",
+    "nystrom",
+    "nystrom_blocks",
     "prepare",
     "raise_if_failed",
     "solve",
     "solve_sharded",
     "solve_workers",
+    "stopping_path",
     "trajectory",
     "update",
     "update_estimate",
