@@ -94,8 +94,9 @@ def optimal_cubic(lower: float) -> tuple[float, float, float]:
     return CUSHION * 1.5 * a * b / (2 - image), CUSHION**2 * a**2 / 3, CUSHION * image / (2 - image)
 
 
-def _cycle() -> tuple[tuple[float, float], ...]:
-    steps, lower = [], FLOOR
+def cycle(lower: float) -> tuple[tuple[float, float], ...]:
+    """Optimal steps (scale, eta) that take [lower, 1] to [0.9, 1]."""
+    steps = []
     while lower < 0.9:
         scale, eta, lower = optimal_cubic(lower)
         steps.append((scale, eta))
@@ -104,9 +105,10 @@ def _cycle() -> tuple[tuple[float, float], ...]:
 
 # One lifting step; and a whole cycle that takes [FLOOR, 1] to [0.9, 1], to be repeated for what lies below FLOOR.
 LIFT = optimal_cubic(FLOOR)[:2]
-CYCLE = _cycle()
+CYCLE = cycle(FLOOR)
 # The same, and four of the paper's steps that bring what is above 0.9 to 1 within rounding.
-SETTLE = (*CYCLE, *((1.5, 1 / 3),) * 4)
+SETTLED = ((1.5, 1 / 3),) * 4
+SETTLE = CYCLE + SETTLED
 
 
 def growth_per_step(schedule) -> float:

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.schedules import SETTLE
+from eagle_jax.schedules import SETTLED, cycle
 from eagle_jax.spectral import vary
 from eagle_jax.update import matmul, update_energy
 
@@ -78,8 +78,10 @@ def _polar(X):
     other's way; on accelerators it is slow anyway.
     """
     n, r = X.shape
-    X = X / (n**0.5 + r**0.5 + 1)  # singular values are sqrt(n) +- sqrt(r), but for much less than 1
-    scales, etas = (jnp.asarray(v, X.dtype) for v in zip(*SETTLE, (1.5, 1 / 3), strict=True))
+    largest, least = n**0.5 + r**0.5 + 1, n**0.5 - r**0.5 - 1  # bounds that Gaussians all but never break
+    X = X / largest
+    steps = cycle(least / largest) + SETTLED
+    scales, etas = (jnp.asarray(v, X.dtype) for v in zip(*steps, strict=True))
 
     def step(i, blocks):
         E, Q = update_energy(blocks[0], blocks[1], etas[i])

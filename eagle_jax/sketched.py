@@ -22,7 +22,7 @@ from eagle_jax import plain
 from eagle_jax.certificate import Errors, worst
 from eagle_jax.machines import Alone, Peers
 from eagle_jax.scaling import power_of_two, step_budget
-from eagle_jax.schedules import CYCLE, FixedSteps
+from eagle_jax.schedules import CYCLE, SETTLED, FixedSteps
 from eagle_jax.sketch import PROBES, Sketch
 from eagle_jax.solution import DistributedStats, Method, SketchedStats, Solution, Status
 from eagle_jax.spectral import norm, safe_divide, sharp_energy_bound
@@ -33,7 +33,7 @@ _EACH = 8
 _PROBES = 2 * _EACH
 # What turns a sketch into Q: singular values above 1/400 of the largest come out as 1, within rounding. What lies below
 # is left for later sketches, which find it on top once the rest is gone.
-_TO_ORTHONORMAL = CYCLE + CYCLE + ((1.5, 1 / 3),) * 4
+_TO_ORTHONORMAL = CYCLE + CYCLE + SETTLED
 _GROWTH = math.prod(scale for scale, _ in _TO_ORTHONORMAL)
 
 
