@@ -13,6 +13,7 @@ from eagle_jax import Status
 pytestmark = pytest.mark.usefixtures("cheap_compilation")
 
 
+@pytest.mark.slow
 def test_leading_dimensions_are_a_batch(x64):
     dtype = np.float64
     cases = [make_case(6, 8, dtype, kappa=k, consistent=False, seed=s) for s, k in enumerate((2.0, 30.0, 400.0))]
@@ -50,6 +51,7 @@ def test_ridge_is_ridge_regression(dtype, ridge=0.01):
     assert norm2(x - W[0]) <= 1e3 * eps(dtype) * norm2(W)
 
 
+@pytest.mark.slow
 def test_ridge_is_differentiable_and_shared_by_machines(x64):
     c = make_case(6, 9, np.float64, consistent=False)
 
@@ -68,7 +70,7 @@ def test_a_negative_ridge_is_refused():
         eagle_jax.estimate(jnp.ones((2, 3)), jnp.ones((1, 3)), ridge=-1)
 
 
-@pytest.mark.parametrize("kappa", [1e1, 1e4, 1e7])
+@pytest.mark.parametrize("kappa", [1e1, 1e7])
 def test_forward_error_is_of_the_right_size(kappa, x64):
     c = make_case(20, 20, np.float64, kappa=kappa)
     solution = eagle_jax.raise_if_failed(eagle_jax.solve(c.A, c.B, c.C))

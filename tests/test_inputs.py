@@ -26,7 +26,7 @@ A, B, C = ones(4, 3), ones(2, 3), ones(4, 1)
         ((A, ones(2, 5), C), ValueError, "B has 5 columns but A has 3"),
         ((A, B, ones(5, 1)), ValueError, "C has 5 rows but A has 4"),
         ((ones(4), B, C), ValueError, r"A has shape \(4,\); expected a matrix"),
-        ((A, B, ones(2, 4, 1)), ValueError, r"C has shape \(2, 4, 1\).*jax.vmap"),
+        ((ones(2, 4, 3), B, ones(3, 4, 1)), ValueError, r"the leading dimensions of .* do not broadcast"),
         ((A.astype(int), B, C), TypeError, "A is int64; expected float32 or float64"),
         ((A, B.astype(bool), C), TypeError, "B is bool; expected float32 or float64"),
         ((A, B, C.astype(np.complex64)), TypeError, "C is complex64; complex matrices are not supported"),
@@ -59,7 +59,7 @@ def test_the_other_drivers_check_too():
         eagle_jax.prepare(A, ones(2, 5))
     with pytest.raises(ValueError, match="b has 3 rows but a has 4"):
         eagle_jax.lstsq(A, ones(3))
-    with pytest.raises(ValueError, match=r"b has shape \(4, 1, 1\)"):
+    with pytest.raises(ValueError, match="b has 1 rows but a has 4"):
         eagle_jax.lstsq(A, ones(4, 1, 1))
     with pytest.raises(ValueError, match="C has 5 rows but A has 4"):
         eagle_jax.prepare(A, B)(ones(5, 1))

@@ -55,6 +55,7 @@ def test_column_numbers_are_a_sketch_like_any_other(dtype):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "n", "r", "family", "options"),
     [
@@ -102,6 +103,7 @@ SPECTRA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_default_resolves_hard_spectra(family, x64):
     rng = np.random.default_rng(0)
@@ -112,6 +114,7 @@ def test_default_resolves_hard_spectra(family, x64):
         assert_close(eagle_jax.raise_if_failed(solution).value, c)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["orthogonal", "columns"])
 def test_plain_steps_converge_or_say_that_they_did_not(family, dtype):
     c = make_case(24, 24, dtype, kappa=10)
@@ -124,7 +127,7 @@ def test_plain_steps_converge_or_say_that_they_did_not(family, dtype):
     assert_close(eagle_jax.raise_if_failed(W).value @ c.C, c, factor=100)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["orthogonal", "columns"])
 def test_plain_steps_report_data_without_an_exact_W(family, dtype):
     """The invariant B = W A is what sketches live on; the limit is 10 % off here and more."""
     c = make_case(16, 40, dtype, consistent=False)
@@ -147,6 +150,7 @@ def test_limited_deflation_says_what_is_missing(x64):
     assert int(solution.status) == Status.INCONSISTENT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["optimal", "paper"])
 def test_r_equal_to_n_is_the_unsketched_solver(schedule, dtype):
     c = make_case(12, 9, dtype)
@@ -261,6 +265,7 @@ def test_a_step_costs_what_r_allows(family):
         assert eighth < 0.5 * dense
 
 
+@pytest.mark.slow
 def test_sketched_machines(x64):
     """Three machines with their own sketches, simulated and on a mesh: the answer of one."""
     c = make_case(12, 36, np.float64, kappa=5)

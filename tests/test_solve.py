@@ -288,12 +288,3 @@ def test_a_trajectory_of_nothing_stays_finite():
     assert (eagle_jax.trajectory(A, B, jnp.zeros((3, 1)), steps=2).C_norm == 0).all()
     with pytest.raises(ValueError, match="steps=0; expected a positive integer"):
         eagle_jax.trajectory(A, B, jnp.zeros((3, 1)), steps=0)
-
-
-def test_derivatives_are_refused_not_wrong():
-    A, b = 2 * jnp.eye(3), jnp.arange(1.0, 4)
-    for derivative in (jax.jacfwd, jax.jacrev):
-        with pytest.raises(NotImplementedError, match="derivatives through the default solver are not implemented"):
-            derivative(lambda b: eagle_jax.lstsq(A, b).value)(b)
-    tangent = jax.jvp(lambda b: eagle_jax.lstsq(A, b, schedule="paper").value, (b,), (b,))[1]
-    np.testing.assert_allclose(tangent, b / 2, rtol=1e-4)
