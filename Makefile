@@ -37,10 +37,10 @@ $(STAMP): requirements.lock
 	touch $@
 
 test: lint ## lint, type-check and run the fast tests
-	$(PY) -m pytest -n $(JOBS) $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 test-slow: venv ## run the slow tests
-	$(PY) -m pytest -m slow -n $(JOBS) $(ARGS)
+	$(PY) -m pytest -m slow -n $(JOBS) --dist loadgroup $(ARGS)
 
 lint: venv ## ruff check, ruff format --check, pyright
 	$(PY) -m ruff check .

@@ -31,7 +31,8 @@ from experiments import (
     transfer,
 )
 
-pytestmark = pytest.mark.usefixtures("x64")
+# One worker runs all of them: `tiny` keeps what it has run, and the last test wants everything.
+pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.xdist_group("experiments")]
 
 STEPS, FIRST_ORDER = 24, 60
 TINY = {
