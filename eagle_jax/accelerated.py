@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from eagle_jax.certificate import Errors, judge, worst
-from eagle_jax.engine import DEEPEST, condition_energy, in_range, krylov_start, krylov_step
+from eagle_jax.engine import condition_energy, in_range
+from eagle_jax.krylov import DEEPEST, krylov_start, krylov_step
 from eagle_jax.machines import MOST_ROUNDS, Local, Machine, Peers, local_data
 from eagle_jax.scaling import power_of_two
 from eagle_jax.schedules import SETTLE
@@ -139,7 +140,7 @@ def mean_projector(form, blind, budget) -> Way:
 
 
 def conjugate_residuals(multiply, r, needed, budget, blind):
-    """Rows z with z E ~ r as by `engine.conjugate_residuals`, but where an iteration is a round: none is wasted.
+    """Rows z with z E ~ r as by `krylov.conjugate_residuals`, but where an iteration is a round: none is wasted.
 
     Returns (z, iterations, slow); slow if the pace so far predicts more than `budget` iterations.
     """

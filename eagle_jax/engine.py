@@ -14,18 +14,20 @@ in the *original* M and rhs, so rounding in the conditioned copies cannot fake c
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eagle_jax.certificate import Errors, backward_error, times_transpose, worst
+from eagle_jax.certificate import Errors, backward_error, times_transpose
+from eagle_jax.fallback import unless
+from eagle_jax.krylov import by_energy, by_factor, conjugate_residuals
 from eagle_jax.scaling import power_of_two, step_budget
 from eagle_jax.schedules import CYCLE, LIFT, SETTLE
 from eagle_jax.solution import Stats, Status
-from eagle_jax.spectral import energy_bound, norm, rows, safe_divide, vary
+from eagle_jax.spectral import energy_bound, norm, vary
 from eagle_jax.update import State, matmul, update, update_energy
 
 # Below this side length a thin batched product costs about as much as a full one, so whole cycles of Updates run
@@ -40,12 +42,8 @@ _ROBUST_ITERATIONS = 3
 _SMALL_STEPS = 10
 # From this side length on, a thin solve costs little beside an Update and is tried after each; below, after two.
 _LARGE = 512
-# The pace of a thin solve is judged that many iterations at a time; it restarts on a fresh residual after a reduction
-# by DEEPEST.
-_CHUNK = 8
 # An iterate replaces the best so far if its merit is below this multiple of the best one's.
 _BETTER = 0.7
-DEEPEST = 1e-12
 _PROBES = 2
 # Gram matrices of M pay when M is at least this many times wider than high.
 _GRAM_ASPECT = 2
@@ -58,91 +56,6 @@ class Target(NamedTuple):
     rhs: jax.Array
     size: jax.Array  # ||M||_2, from above
     minimum_norm: bool
-
-
-class Krylov(NamedTuple):
-    z: jax.Array
-    r: jax.Array
-    p: jax.Array
-    rE: jax.Array
-    pE: jax.Array
-    energy: jax.Array  # <r E, r>
-
-
-def krylov_start(multiply, r) -> Krylov:
-    rE, energy = multiply(r)
-    return vary(Krylov(jnp.zeros_like(r), r, r, rE, rE, energy), rE)
-
-
-def krylov_step(multiply, state: Krylov, blind) -> Krylov:
-    """One conjugate-residual iteration, a row at a time."""
-    z, r, p, rE, pE, energy = state
-    size = rows(pE, pE)
-    alpha = jnp.where(size > blind**2 * rows(p, p), safe_divide(energy, size), 0)
-    z, r = z + alpha * p, r - alpha * pE
-    rE, fresh = multiply(r)
-    beta = safe_divide(fresh, energy)
-    return Krylov(z, r, r + beta * p, rE, rE + beta * pE, fresh)
-
-
-def conjugate_residuals(multiply, r, needed, budget, blind):
-    """Rows z with z E ~ r. Returns (Krylov state, iterations, slow); multiply(r) = (r E, <r E, r>).
-
-    Conjugate residuals and not conjugate gradients: r may have a part in the null space of E, which minimising the
-    residual leaves alone. Stops when the energy <r E, r> has fallen by `needed`, or when its pace predicts more than
-    `budget` iterations (`slow`); if `needed` is None, after `budget` iterations. Directions that E shrinks by more than
-    `blind` are rounding noise to it; dividing by that would fill z with noise, so they are left out.
-    """
-    state = krylov_start(multiply, r)
-    energy0 = state.energy
-
-    def iterate(state):
-        return krylov_step(multiply, state, blind)
-
-    if needed is None:
-        state = lax.fori_loop(0, budget, lambda _, state: iterate(state), state)
-        return state, jnp.asarray(budget, jnp.int32), jnp.asarray(False)
-
-    drop = jnp.maximum(needed, DEEPEST).astype(r.dtype)
-
-    def reduction(state):
-        return jnp.sqrt(worst(safe_divide(state.energy, energy0)))
-
-    def more(carry):
-        _, i, before, now = carry
-        pace = jnp.minimum(jnp.log(now / before), -1e-6) / _CHUNK
-        predicted = i.astype(r.dtype) + jnp.log(needed / now) / pace
-        return (now > drop) & (i < budget) & ((i < 2 * _CHUNK) | (predicted < budget))
-
-    def chunk(carry):
-        state, i, _, before = carry
-        state = lax.fori_loop(0, _CHUNK, lambda _, state: iterate(state), state)
-        return state, i + _CHUNK, before, reduction(state)
-
-    one = jnp.ones((), r.dtype)
-    carry = vary((state, jnp.asarray(0, jnp.int32), one, one), state.rE)
-    state, i, _, now = lax.while_loop(more, chunk, carry)
-    return state, i, now > drop
-
-
-def by_energy(E):
-    """r -> (r E, <r E, r>), one small product."""
-
-    def multiply(r):
-        rE = matmul(r, E)
-        return rE, jnp.maximum(rows(r, rE), 0)
-
-    return multiply
-
-
-def by_factor(M):
-    """The same through M: <r E, r> = ||r M||^2 stays accurate when r is mostly in the null space of E = M M^T."""
-
-    def multiply(r):
-        rM = matmul(r, M)
-        return matmul(rM, M.T), rows(rM, rM)
-
-    return multiply
 
 
 class Carry(NamedTuple):
@@ -167,17 +80,24 @@ class Path(NamedTuple):
       carry_rhs: see `_moved_along`.
       opening: steps before the first thin solve; None tries one before any step.
       cycle: steps between thin solves.
-      solve_thin: (Carry, wanted reduction) -> (correction of X, slow, inconsistent, iterations).
-      judge: (Carry before, new Errors, slow, rtol) -> (try another thin solve, may stop here).
+      solve_thin: (Carry, M, wanted reduction) -> (correction of X, slow, inconsistent, iterations).
+      look: Carry -> (`projected` of backward_error, whether the rank is certainly full).
+      judge: (Carry before, new Errors, slow, full rank, rtol) -> (try another thin solve, may stop here).
       limit: steps in all.
+      stride: steps between thin solves where that is less than a cycle. Such a path gives up when a cycle and a stride
+        have brought no improvement.
+      dtype: of the conditioned copies; None: that of the data. X and its errors always have that of the data.
     """
 
     carry_rhs: bool
     opening: tuple | None
     cycle: tuple
     solve_thin: Callable
+    look: Callable
     judge: Callable
     limit: int
+    stride: int | None = None
+    dtype: Any = None
 
 
 def hurried(s: int, limit: int) -> Path:
@@ -191,23 +111,41 @@ def carried(s: int, limit: int) -> Path:
     if s < _SMALL:
         thin = partial(_carried_solve, fixed=(by_factor, _ROBUST_ITERATIONS))
         opening = CYCLE[:2] if limit > 2 else ()
-        return Path(True, opening, CYCLE, thin, partial(_judge_carried, gain=1e-3), limit)
+        return Path(True, opening, CYCLE, thin, _look_no_further, partial(_judge_carried, gain=1e-3), limit)
     cycle = (LIFT,) if s >= _LARGE else CYCLE[:2]
-    return Path(True, None, cycle, partial(_carried_solve, fixed=None), partial(_judge_carried, gain=0.1), limit)
+    thin, judge = partial(_carried_solve, fixed=None), partial(_judge_carried, gain=0.1)
+    return Path(True, None, cycle, thin, _look_no_further, judge, limit)
 
 
 def robust(minimum_norm: bool, limit: int) -> Path:
     """Right for all data, at one more product a step."""
     thin = partial(_conditioned_solve, minimum_norm=minimum_norm)
-    return Path(False, (), SETTLE, thin, _judge_robust, limit)
+    return Path(False, (), SETTLE, thin, partial(_look_at_range, minimum_norm=minimum_norm), _judge_robust, limit)
 
 
-def _judge_carried(c: Carry, errors: Errors, slow, rtol, *, gain):
+def refined(s: int, minimum_norm: bool, dtype) -> Path:
+    """M is conditioned in a precision of choice, which sees enough of X's residual to improve X.
+
+    Rounding leaks through Q into M's null space, where no residual of least squares shows it, so the rank has to be
+    full. For minimum norm, X is made of rows of M itself.
+    """
+    thin = partial(_refining_solve, minimum_norm=minimum_norm)
+    judge = partial(_judge_carried, gain=0.1, any_rank=minimum_norm)
+    look = _look_no_further if minimum_norm else _look_at_isometry
+    limit, stride = step_budget(None, 4 * float(jnp.finfo(dtype).eps)), 1 if s >= _LARGE else 2
+    return Path(False, CYCLE[:2], CYCLE, thin, look, judge, limit, stride, dtype)
+
+
+def _look_no_further(_: Carry):
+    return None, jnp.asarray(False)
+
+
+def _judge_carried(c: Carry, errors: Errors, slow, full_rank, rtol, *, gain, any_rank=True):
     worthwhile = ~slow & (errors.merit < gain * c.errors.merit) & (errors.backward > 0.25 * rtol)
-    return worthwhile, jnp.asarray(True)
+    return worthwhile, full_rank | any_rank
 
 
-def _judge_robust(c: Carry, errors: Errors, slow, rtol):
+def _judge_robust(c: Carry, errors: Errors, slow, full_rank, rtol):
     """A large residual makes the answer sensitive to the gradient's last digits, and a pass is cheap: go on until it
     no longer helps, though M is conditioned or one more cycle has been tried.
     """
@@ -222,16 +160,19 @@ def condition_and_solve(target: Target, E, rtol, path: Path):
 
     def attempt(c: Carry):
         """One thin solve in the conditioned problem, judged in the original one."""
-        correction, slow, inconsistent, i = path.solve_thin(c, 0.25 * rtol / c.errors.backward)
+        correction, slow, inconsistent, i = path.solve_thin(c, M, 0.25 * rtol / c.errors.backward)
         X = c.X + correction
-        projected = None if path.carry_rhs else _projected(c, minimum_norm)
+        projected, full_rank = path.look(c)
         errors, R, gradient = backward_error(
             M, rhs, X, size, minimum_norm, projected=projected, consistent=path.carry_rhs
         )
-        worthwhile, final = path.judge(c, errors, slow, rtol)
+        worthwhile, final = path.judge(c, errors, slow, full_rank, rtol)
+        # Merit mistrusts a large ||X||, which is no noise if the rank is full.
+        proved = full_rank & (errors.backward <= rtol) & (c.errors.backward > rtol)
+        better = proved | (errors.merit < _BETTER * c.errors.merit)
         tried = (X, R if minimum_norm else gradient, errors, c.steps)
         X, residual, errors, best_step = jax.tree.map(
-            lambda new, old: jnp.where(errors.merit < _BETTER * c.errors.merit, new, old),
+            lambda new, old: jnp.where(better, new, old),
             tried,
             (c.X, c.residual, c.errors, c.best_step),
         )
@@ -243,23 +184,26 @@ def condition_and_solve(target: Target, E, rtol, path: Path):
             inconsistent=c.inconsistent | inconsistent,
             inner=c.inner + i,
             best_step=best_step,
-        ), worthwhile
+        ), worthwhile | proved
 
     def refine(c: Carry) -> Carry:
         return lax.while_loop(lambda t: t[1], lambda t: attempt(t[0]), (c, ~c.done))[0]
 
     start, probes = _start(target, E, rtol, path.carry_rhs)
     start = refine(start) if path.opening is None else _advance(start, path.opening)
-    whole = (path.limit - len(path.opening or ())) % len(path.cycle) == 0
+    whole = path.stride is not None or (path.limit - len(path.opening or ())) % len(path.cycle) == 0
     left = lambda c: None if whole else path.limit - c.steps  # noqa: E731
 
     def more(c: Carry):
         over = c.done | c.inconsistent if path.carry_rhs else c.done
+        if path.stride is not None:
+            over = over | (c.steps - c.best_step >= len(path.cycle) + path.stride)
         return ~over & (c.steps < path.limit)
 
-    end = lax.while_loop(more, lambda c: refine(_advance(c, path.cycle, left(c))), start)
+    end = lax.while_loop(more, lambda c: refine(_advance(c, path.cycle, left(c), path.stride)), start)
     probes = end.C[:, :_PROBES].T if path.carry_rhs else matmul(probes, end.C)
-    condition = size * norm(matmul(probes, end.E)) / _PROBES**0.5  # about ||M|| ||M^+||, blind to the null space
+    # About ||M|| ||M^+||, blind to the null space.
+    condition = size * norm(matmul(probes, end.E)).astype(size.dtype) / _PROBES**0.5
     return end, jnp.maximum(condition, 1)
 
 
@@ -269,16 +213,17 @@ def _start(target: Target, E, rtol, carry_rhs):
     # What the rhs's unreachable part makes of a carried X is judged too kindly by its gradient; X = 0 is not.
     anyway, R, gradient = backward_error(M, rhs, X, size, minimum_norm)
     errors, _, _ = backward_error(M, rhs, X, size, minimum_norm, consistent=carry_rhs)
-    zero, one, no = jnp.asarray(0, jnp.int32), jnp.ones((), M.dtype), jnp.asarray(False)
-    C, probes = _moved_along(M, rhs, size, carry_rhs)
+    zero, one, no = jnp.asarray(0, jnp.int32), jnp.ones((), E.dtype), jnp.asarray(False)
+    conditioned = (M / size).astype(E.dtype)
+    C, probes = _moved_along(conditioned, rhs / size, 1 / size, carry_rhs)
     residual, converged = R if minimum_norm else gradient, anyway.backward <= rtol
     errors = jax.tree.map(lambda a, b: jnp.where(converged, a, b), anyway, errors)
-    start = Carry(M / size, C, E / size**2, X, residual, errors, converged, no, one, zero, zero, zero)
-    return vary(start, E + jnp.sum(rhs)), probes
+    start = Carry(conditioned, C, E, X, residual, errors, converged, no, one, zero, zero, zero)
+    return vary(start, E + jnp.sum(rhs).astype(E.dtype)), probes
 
 
-def _advance(c: Carry, steps, left=None) -> Carry:
-    """Updates of M and of what moves along, by the given (scale, eta); at most `left`.
+def _advance(c: Carry, steps, left=None, stride=None) -> Carry:
+    """Updates of M and of what moves along, by the given (scale, eta); at most `left`, or the next `stride`.
 
     A number of trips that differs between vmapped lanes costs a select of the whole carry each, hence None.
     """
@@ -287,15 +232,17 @@ def _advance(c: Carry, steps, left=None) -> Carry:
     scales, etas = (jnp.asarray(v, c.M.dtype) for v in zip(*steps, strict=True))
 
     def step(i, c: Carry) -> Carry:
+        i = i if stride is None else c.steps % len(steps)
         B, D = (jnp.zeros((0, x.shape[1]), c.M.dtype) for x in (c.M, c.C))
         new = update(State(c.M, B, c.C, D), 1.0, etas[i], etas[i], energy=c.E)
         A = scales[i] * new.A
         return c._replace(M=A, C=scales[i] * new.C, E=matmul(A, A.T), growth=c.growth * scales[i], steps=c.steps + 1)
 
-    return lax.fori_loop(0, len(steps) if left is None else jnp.minimum(len(steps), left), step, c)
+    count = stride or len(steps)
+    return lax.fori_loop(0, count if left is None else jnp.minimum(count, left), step, c)
 
 
-def _moved_along(M, rhs, size, carry_rhs):
+def _moved_along(M, rhs, unit, carry_rhs):
     """The columns that Update's C line (with gamma = eta) multiplies by the same factors as M, and random probes.
 
     carry_rhs, for minimum norm only: the right-hand sides, since (Q M) y = Q c has the solution of M y = c. That is
@@ -304,13 +251,14 @@ def _moved_along(M, rhs, size, carry_rhs):
     would carry the amplified rounding of the part that M cannot reach.
     """
     probes = jnp.asarray(np.random.default_rng(1).standard_normal((_PROBES, M.shape[0])), M.dtype)
+    unit = unit.astype(M.dtype)
     if carry_rhs:
-        return jnp.concatenate([probes, rhs]).T / size, probes
-    return jnp.eye(M.shape[0], dtype=M.dtype) / size, probes
+        return jnp.concatenate([probes * unit, rhs]).T, probes
+    return unit * jnp.eye(M.shape[0], dtype=M.dtype), probes
 
 
 def _blind(c: Carry):
-    s, eps = c.M.shape[0], jnp.finfo(c.M.dtype).eps
+    s, eps = c.M.shape[0], float(jnp.finfo(c.M.dtype).eps)
     return jnp.minimum(4 * eps * s**0.5 * c.growth, 1e-3).astype(c.M.dtype)
 
 
@@ -320,10 +268,12 @@ def _centred(E):
     return E * (s / jnp.trace(E)) - jnp.eye(s, dtype=E.dtype)
 
 
-def _spread(E):
+def _spread(E, squarings=2):
     """||E / c - I||_2 from above, c the mean eigenvalue. At most 0.5: all are above half the mean, full rank."""
-    square = matmul(_centred(E), _centred(E))
-    return jnp.sqrt(jnp.sqrt(energy_bound(matmul(square, square))))
+    power = _centred(E)
+    for _ in range(squarings):
+        power = matmul(power, power)
+    return energy_bound(power) ** (0.5**squarings)
 
 
 def _isometric(E, Q, spread):
@@ -332,20 +282,30 @@ def _isometric(E, Q, spread):
     return lambda _, gradient: jnp.where(spread <= 0.5, norm(matmul(gradient, Q.T), -1) / jnp.sqrt(least), jnp.inf)
 
 
-def _projected(c: Carry, minimum_norm):
+def _look_at_isometry(c: Carry):
+    E, Q, spread = c.E.astype(c.X.dtype), c.C.astype(c.X.dtype), _spread(c.E, 1)
+    return _isometric(E, Q, spread), spread <= 0.5
+
+
+def _look_at_range(c: Carry, *, minimum_norm):
     """The same where Q M is a partial isometry: all that is not rounding noise has been raised to 1."""
     s, dtype = c.M.shape[0], c.M.dtype
     # ||(I - E) M|| by random rows: the chance that all eight miss it by a factor of ten is below 1e-8.
     probes = jnp.asarray(np.random.default_rng(2).standard_normal((8, s)) / 8**0.5, dtype)
     settled = norm(matmul(probes - matmul(probes, c.E), c.M)) <= 10 * jnp.finfo(dtype).eps * c.growth * s**0.5
     partial_isometry = jnp.where(settled, 1.01, jnp.inf)
-    if minimum_norm:
-        return lambda R, _: partial_isometry * norm(matmul(R, c.E), -1)
-    isometric = _isometric(c.E, c.C, norm(_centred(c.E)))
-    return lambda R, gradient: jnp.minimum(isometric(R, gradient), partial_isometry * norm(matmul(gradient, c.C.T), -1))
+    spread = norm(_centred(c.E))
+    isometric = _isometric(c.E, c.C, spread)
+
+    def projected(R, gradient):
+        if minimum_norm:
+            return partial_isometry * norm(matmul(R, c.E), -1)
+        return jnp.minimum(isometric(R, gradient), partial_isometry * norm(matmul(gradient, c.C.T), -1))
+
+    return projected, spread <= 0.5
 
 
-def _carried_solve(c: Carry, needed, *, fixed):
+def _carried_solve(c: Carry, _, needed, *, fixed):
     """Solves X M_l^T = rhs_l further; `fixed` is (by_energy | by_factor, iterations), or None for a pace rule."""
     r = c.C[:, _PROBES:].T - matmul(c.X, c.M.T)
     s, blind = c.M.shape[0], _blind(c)
@@ -360,7 +320,7 @@ def _carried_solve(c: Carry, needed, *, fixed):
     return matmul(krylov.z, c.M), slow, inconsistent, i
 
 
-def _conditioned_solve(c: Carry, _, *, minimum_norm):
+def _conditioned_solve(c: Carry, _, needed, *, minimum_norm):
     """Conditions the original problem's residual by Q = c.C and solves for a correction. Returns the same."""
     r = matmul(in_range(c.residual, c.E) if minimum_norm else c.residual, c.C.T)
     krylov, i, slow = conjugate_residuals(by_energy(c.E), r, None, _ROBUST_ITERATIONS, _blind(c))
@@ -368,6 +328,18 @@ def _conditioned_solve(c: Carry, _, *, minimum_norm):
     # Q raises the noise that the first projection leaves; it commutes with E, so that the second drops it.
     correction = matmul(z, c.M) if minimum_norm else in_range(matmul(z, c.C), c.E)
     return correction, slow, jnp.asarray(False), i
+
+
+def _refining_solve(c: Carry, M, needed, *, minimum_norm):
+    """What E, Q = c.C and M of low precision make of the residual: a correction to about that precision."""
+    dtype = c.E.dtype
+    scale = power_of_two(jnp.max(jnp.abs(c.residual), axis=-1, keepdims=True))
+    r = matmul((c.residual * scale).astype(dtype), c.C.T)
+    needed = jnp.maximum(needed, 8 * float(jnp.finfo(dtype).eps)).astype(dtype)
+    krylov, i, slow = conjugate_residuals(by_energy(c.E), r, needed, c.E.shape[0] // 2, _blind(c))
+    # In M's precision: for minimum norm, much of z Q cancels in z Q M.
+    correction = matmul(krylov.z.astype(M.dtype), c.C.astype(M.dtype)) / scale
+    return matmul(correction, M) if minimum_norm else correction, slow, jnp.asarray(False), i
 
 
 def in_range(x, E):
@@ -381,7 +353,7 @@ def in_range(x, E):
     return x - rest
 
 
-def gram_and_solve(M, rhs, minimum_norm, rtol):
+def gram_and_solve(M, rhs, minimum_norm, rtol, condition_dtype):
     """For l >> s: all Updates on the s x s energy, then refinement of X against the original M.
 
     The energy E = M M^T squares the condition number, so this path only answers when it can prove that E has been
@@ -389,19 +361,21 @@ def gram_and_solve(M, rhs, minimum_norm, rtol):
     itself, reaches rtol. Returns (X, error, Stats); error is inf if the caller has to take the other path.
     """
     dtype, s = M.dtype, M.shape[0]
-    info = jnp.finfo(dtype)
-    E = matmul(M, M.T)
+    seen = M.astype(condition_dtype)
+    info = jnp.finfo(condition_dtype)
+    E = matmul(seen, seen.T)
     top = energy_bound(E)
     scalable = (top > info.tiny**0.4) & (top < info.max**0.4)
     top = jnp.where(scalable, top, 1)
-    size = jnp.sqrt(top)
+    size = jnp.sqrt(top).astype(dtype)
     # A cycle leaves the eigenvalues of E in [0.81, 1], most of them near 1.
     enough, iterations = 0.3, _ROBUST_ITERATIONS if s < _SMALL else _SMALL_ITERATIONS
     E, Q, _, steps = condition_energy(E / top, CYCLE, lambda E, _: (_spread(E) > enough) & scalable)
-    Q, spread = Q / size, _spread(E)
+    E, Q = E.astype(dtype), Q.astype(dtype) / size
+    spread = _spread(E)
     condition = size * energy_bound(Q)
     # Beyond that, E has too few digits in its smallest eigenvalue to refine by.
-    certified = (spread <= enough) & scalable & (info.eps * condition**2 < 2e-3)
+    certified = (spread <= enough) & scalable & (float(info.eps) * condition**2 < 2e-3)
     projected = None if minimum_norm else _isometric(E, Q, spread)
 
     def correct(c):
@@ -443,7 +417,19 @@ def condition_energy(E, cycle, more):
     return lax.while_loop(go_on, lambda c: lax.fori_loop(0, len(cycle), step, c), start)
 
 
-def least_squares(A, rhs, rtol, rcond, max_steps):
+def _paths(s, minimum_norm, limit, dtype, max_steps) -> list[Path]:
+    """From the cheapest to the one that is right for all data."""
+    paths = [robust(minimum_norm, limit)]
+    if not minimum_norm and s >= _SMALL and max_steps is None:
+        paths.insert(0, refined(s, minimum_norm, dtype))
+    if minimum_norm and (s >= _SMALL or limit > _SMALL_STEPS):
+        paths.insert(0, carried(s, limit))
+    if minimum_norm and s < _SMALL:
+        paths.insert(0, hurried(s, limit))
+    return paths
+
+
+def least_squares(A, rhs, rtol, rcond, max_steps, condition_dtype=None):
     """Minimum-norm least-squares rows X of X A ~ rhs; A has any shape and scaling. Returns (X, status, Stats)."""
     minimum_norm = A.shape[0] >= A.shape[1]
     budget = step_budget(None, rcond)
@@ -459,30 +445,32 @@ def least_squares(A, rhs, rtol, rcond, max_steps):
     def condition(A, scaled_rhs, *, path: Path):
         scale = power_of_two(jnp.max(jnp.abs(A)))
         M = scale * fat(A)
-        E = matmul(M, M.T)
+        seen = M if path.dtype is None else M.astype(path.dtype)
+        E = matmul(seen, seen.T)
         size = jnp.sqrt(energy_bound(E))
         size = jnp.where(size > 0, size, 1)
+        E, size = E / size**2, size.astype(M.dtype)
         c, condition = condition_and_solve(Target(M, scaled_rhs, size, minimum_norm), E, rtol, path)
         exhausted = jnp.where(c.best_step >= c.steps - 6, Status.RANK_CUTOFF, Status.STAGNATED)
         exhausted = Status.MAX_STEPS if max_steps == limit else exhausted
-        status = jnp.where(c.errors.backward <= rtol, Status.CONVERGED, exhausted)
+        reached = c.done if path.stride is not None else c.errors.backward <= rtol
+        status = jnp.where(reached, Status.CONVERGED, exhausted)
         return c.X, status, Stats(c.steps, c.inner, c.errors.backward, size / scale, condition)
 
-    def condense(A, scaled_rhs):
-        X, error, stats = gram_and_solve(fat(A), scaled_rhs, minimum_norm, rtol)
+    def condense(A, scaled_rhs, *, dtype):
+        X, error, stats = gram_and_solve(fat(A), scaled_rhs, minimum_norm, rtol, dtype)
         status = jnp.where(jnp.isfinite(error), Status.CONVERGED, Status.STAGNATED)
         return X / power_of_two(jnp.max(jnp.abs(A))), status, stats
 
-    s, paths = min(A.shape), [robust(minimum_norm, limit)]
-    if max(A.shape) >= _GRAM_ASPECT * s and max_steps is None:
-        first = [condense]
-    else:
-        first = []
-        if minimum_norm and (s >= _SMALL or limit > _SMALL_STEPS):
-            paths.insert(0, carried(s, limit))
-        if minimum_norm and s < _SMALL:
-            paths.insert(0, hurried(s, limit))
-    stages = [*first, *(partial(condition, path=path) for path in paths)]
+    s = min(A.shape)
+    gram = max(A.shape) >= _GRAM_ASPECT * s and max_steps is None
+    paths = [robust(minimum_norm, limit)] if gram else _paths(s, minimum_norm, limit, A.dtype, max_steps)
+    stages = [partial(condition, path=path) for path in paths]
+    if gram:
+        stages.insert(0, partial(condense, dtype=A.dtype))
+    if condition_dtype is not None:
+        path = refined(s, minimum_norm, condition_dtype)
+        stages.insert(0, partial(condense, dtype=condition_dtype) if gram else partial(condition, path=path))
     X, status, stats = _first_certified(stages, A, scaled_rhs)
     # One factor: at the ends of the range either of the two alone would flush parts of X to zero.
     X = X * (power_of_two(jnp.max(jnp.abs(A))) / rhs_scale)
@@ -501,44 +489,3 @@ def _first_certified(stages, A, rhs):
     _, status, stats = answer
     answered = (status == int(Status.CONVERGED)) | ~jnp.isfinite(stats.norm)
     return unless(answered, answer, partial(_first_certified, others), A, rhs)
-
-
-# A batch's unanswered lanes go through the fallback this fraction of the batch at a time.
-_LANES = 16
-
-
-def unless(answered, answer, fallback, *operands):
-    """`answer` if `answered`, else fallback(*operands), which must not close over traced values.
-
-    Costs nothing when not needed, and under vmap it costs what the lanes that need it cost: a lax.cond would run both
-    branches for all of them, and out of a vmapped loop of one trip XLA hoists the fallback as loop-invariant. So
-    this loops over groups of unanswered lanes, which the carry decides; without lanes a barrier ties operands to it.
-    """
-
-    @jax.custom_batching.custom_vmap
-    def choose(answered, answer, *operands):
-        def body(carry):
-            *tied, _ = lax.optimization_barrier((*operands, carry[1]))
-            return fallback(*tied), carry[1] | True
-
-        return lax.while_loop(lambda carry: ~carry[1], body, (answer, answered))[0]
-
-    @choose.def_vmap
-    def _(size, batched, answered, answer, *operands):
-        def spread(x, has_lanes):
-            return x if has_lanes else jnp.broadcast_to(x, (size, *jnp.shape(x)))
-
-        answered, answer, *operands = jax.tree.map(spread, (answered, answer, *operands), tuple(batched))
-
-        def body(carry):
-            answer, answered = carry
-            lanes = jnp.argsort(answered)[: -(-size // _LANES)]  # unanswered ones first
-            lanes = jnp.where(answered[lanes], lanes[0], lanes)  # spare places repeat the first
-            new = jax.vmap(fallback)(*jax.tree.map(lambda x: x[lanes], operands))
-            answer = jax.tree.map(lambda old, new: old.at[lanes].set(new), answer, new)
-            return answer, answered.at[lanes].set(True)
-
-        answer, _ = lax.while_loop(lambda carry: ~jnp.all(carry[1]), body, (answer, answered))
-        return answer, jax.tree.map(lambda _: True, answer)
-
-    return choose(answered, answer, *operands)

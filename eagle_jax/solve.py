@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eagle_jax import accelerated, averaging, derivatives, engine, layered, machines, plain, sketched
+from eagle_jax import accelerated, averaging, derivatives, engine, fallback, layered, machines, plain, sketched
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal, lanes
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, LayerSteps, resolve
 from eagle_jax.sketch import Sketch
@@ -25,6 +25,7 @@ class Settings(NamedTuple):
     rcond: float
     max_steps: int | None
     schedule: FixedSteps | LayerSteps | None  # None: optimal
+    condition_dtype: np.dtype | None = None
 
 
 def solve(
@@ -36,6 +37,7 @@ def solve(
     rcond=None,
     max_steps=None,
     schedule=OPTIMAL,
+    condition_dtype=None,
     sketch: Sketch | None = None,
     ridge=None,
     axis_name=None,
@@ -58,6 +60,9 @@ def solve(
       schedule: "optimal" (default), "paper" (eta=1/3, gamma=1), "emergent", or a pair (eta, gamma). Anything but
         "optimal" runs the paper's plain iteration and stops on the residual of C. A `LayerSteps` runs all its steps and
         nothing else, whatever max_steps and acceleration say; the status tells whether that was enough.
+      condition_dtype: condition A in that lower precision, e.g. float32 for float64 data or bfloat16 on accelerators,
+        and refine to rtol in the precision of the data. Where that does not get there (condition numbers near
+        1/eps of that precision, deficient rank), the whole solve runs again in the precision of the data.
       sketch: a `Sketch`: no step costs more than O(n d r), where d x n x d is too much. `stats` is a `SketchedStats`,
         max_steps counts sketches, and the backward error is estimated from random columns. "optimal" ends at B A^+ C
         for all data, by dense steps if n/r sketches were not enough (B != W A); with max_steps it does not, and says
@@ -72,7 +77,9 @@ def solve(
         average: there "auto" is "none".
     """
     A, B, C = as_blocks(A, B, C, batched=axis_name is None)
-    settings = _settings(A, rtol, rcond, max_steps, schedule)
+    settings = _settings(A, rtol, rcond, max_steps, schedule, condition_dtype)
+    if settings.condition_dtype is not None and not (sketch is None and axis_name is None):
+        raise ValueError("condition_dtype with a sketch or axis_name; it is for the dense solver on one machine")
     return _dispatch(A, B, C, settings, sketch, ridge, axis_name, acceleration)
 
 
@@ -84,6 +91,7 @@ def estimate(
     rcond=None,
     max_steps=None,
     schedule=OPTIMAL,
+    condition_dtype=None,
     sketch: Sketch | None = None,
     ridge=None,
     axis_name=None,
@@ -92,11 +100,15 @@ def estimate(
     """The parameter W* = B A^+ (d' x d) in `value`; the minimum-norm minimiser of ||W A - B||. See `solve`."""
     A, B = as_matrices(A=A, B=B, batched=axis_name is None)
     check_equal("columns", "B", B.shape[-1], "A", A.shape[-1])
-    settings = _settings(A, rtol, rcond, max_steps, schedule)
+    settings = _settings(A, rtol, rcond, max_steps, schedule, condition_dtype)
+    if settings.condition_dtype is not None and not (sketch is None and axis_name is None):
+        raise ValueError("condition_dtype with a sketch or axis_name; it is for the dense solver on one machine")
     return _dispatch(A, B, None, settings, sketch, ridge, axis_name, acceleration)
 
 
-def lstsq(a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, ridge=None) -> Solution:
+def lstsq(
+    a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, condition_dtype=None, ridge=None
+) -> Solution:
     """numpy's orientation: the minimum-norm x that minimises ||a x - b||; a: m x k, b: m or m x p. See `solve`.
 
     In a batch, b has as many dimensions as a, or one less: a batch of vectors.
@@ -106,7 +118,7 @@ def lstsq(a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, ridg
     a, b = as_matrices(a=a, b=b[..., None] if vector else b, batched=True)
     if a.shape[-2] != b.shape[-2]:
         raise ValueError(f"b has {b.shape[-2]} rows but a has {a.shape[-2]}; they must agree (a: m x k, b: m or m x p)")
-    settings = _settings(a, rtol, rcond, max_steps, schedule)
+    settings = _settings(a, rtol, rcond, max_steps, schedule, condition_dtype)
     W, status, stats = _dispatch(a.mT, b.mT, None, settings, None, ridge, None, "auto")
     return Solution(W[..., 0, :] if vector else W.mT, status, stats)
 
@@ -127,9 +139,9 @@ class Prepared(NamedTuple):
         return Solution(jnp.where(status == int(Status.NONFINITE), jnp.nan, D), status, stats)
 
 
-def prepare(A, B, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL) -> Prepared:
-    """Conditions (A, B) once for many queries: `prepare(A, B)(C)` equals `solve(A, B, C)`."""
-    return Prepared(estimate(A, B, rtol=rtol, rcond=rcond, max_steps=max_steps, schedule=schedule))
+def prepare(A, B, **options) -> Prepared:
+    """Conditions (A, B) once for many queries: `prepare(A, B)(C)` equals `solve(A, B, C)`. Options: see `estimate`."""
+    return Prepared(estimate(A, B, **options))
 
 
 class Trajectory(NamedTuple):
@@ -168,7 +180,7 @@ def trajectory(
     return _trajectory(A, B, C, sketch, steps, fixed)
 
 
-def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
+def _settings(A, rtol, rcond, max_steps, schedule, condition_dtype) -> Settings:
     eps = float(jnp.finfo(A.dtype).eps)
     rtol = 32 * eps if rtol is None else float(rtol)
     rcond = eps * max(*A.shape[-2:], 1) if rcond is None else float(rcond)
@@ -178,7 +190,22 @@ def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
         raise ValueError(f"rcond={rcond}; expected a number between 0 and 1, or None for eps*max(A.shape)")
     if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
         raise ValueError(f"max_steps={max_steps}; expected a positive integer, or None for what rcond allows")
-    return Settings(rtol, rcond, max_steps, resolve(schedule))
+    fixed = resolve(schedule)
+    if condition_dtype is not None:
+        condition_dtype = _lower_precision(condition_dtype, A.dtype)
+        if fixed is not None or max_steps is not None:
+            raise ValueError(
+                f'condition_dtype={condition_dtype} with {schedule=}, {max_steps=}; it needs "optimal", None'
+            )
+    return Settings(rtol, rcond, max_steps, fixed, condition_dtype)
+
+
+def _lower_precision(condition_dtype, dtype) -> np.dtype | None:
+    """Checked; None if it is the precision of the data."""
+    chosen = jnp.dtype(condition_dtype)
+    if not jnp.issubdtype(chosen, jnp.floating) or jnp.finfo(chosen).bits > jnp.finfo(dtype).bits:
+        raise ValueError(f"condition_dtype={chosen}; expected a floating type no wider than the data's {dtype}")
+    return None if chosen == dtype else chosen
 
 
 def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, ridge, axis_name, acceleration) -> Solution:
@@ -251,7 +278,7 @@ def _sketched(A, B, C, sketch: Sketch, settings: Settings) -> Solution:
         return Solution(value, status, SketchedStats(sketches, stats.steps, *stats[2:]))
 
     answered = (answer.status == int(Status.CONVERGED)) | (answer.status == int(Status.NONFINITE))
-    return engine.unless(answered, answer, densely, A, B, C, answer.stats.steps)
+    return fallback.unless(answered, answer, densely, A, B, C, answer.stats.steps)
 
 
 @partial(jax.jit, static_argnums=3)
@@ -285,7 +312,7 @@ def _estimate(A, B, settings: Settings) -> Solution:
 def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Settings, acceleration) -> Solution:
     if acceleration not in machines.ACCELERATIONS:
         raise ValueError(f"acceleration={acceleration!r}; expected one of {machines.ACCELERATIONS}")
-    rtol, rcond, limit, fixed = settings
+    rtol, rcond, limit, fixed, _ = settings
     if isinstance(fixed, LayerSteps):
         if C is None:
             raise ValueError("schedule=LayerSteps(...) is for solve and trajectory; W* is solve(A, B, identity)")
@@ -326,7 +353,7 @@ def _among_machines_jvp(axis_name, settings, acceleration, primals, tangents):
 
 
 def _optimal(A, B, settings: Settings) -> Solution:
-    fast = Solution(*engine.least_squares(A, B, *settings[:3]))
+    fast = Solution(*engine.least_squares(A, B, *settings[:3], settings.condition_dtype))
     if settings.max_steps is not None:
         return fast
 
@@ -340,7 +367,7 @@ def _optimal(A, B, settings: Settings) -> Solution:
         return jax.tree.map(lambda new, old: jnp.where(better, new, old), slow._replace(status=status), fast)
 
     answered = (fast.status == int(Status.CONVERGED)) | (fast.status == int(Status.NONFINITE))
-    return engine.unless(answered, fast, plainly, A, B, fast)
+    return fallback.unless(answered, fast, plainly, A, B, fast)
 
 
 def _empty(value, A, B) -> Solution:

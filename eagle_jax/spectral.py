@@ -1,5 +1,7 @@
 """Norm bounds, condition numbers, and how different the machines' column spaces are."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,7 +57,7 @@ def energy_bound(E):
     start = jnp.asarray(probes, E.dtype)
     carry = vary((start, jnp.zeros((_PROBES, 1), E.dtype)), E)
     _, log_size = jax.lax.fori_loop(0, _POWER_STEPS, multiply, carry)
-    ratio = jnp.exp((jnp.max(log_size) - np.log(_LEAST_OVERLAP)) / _POWER_STEPS)
+    ratio = jnp.exp((jnp.max(log_size) - math.log(_LEAST_OVERLAP)) / _POWER_STEPS)
     return frobenius * jnp.minimum(ratio, 1).astype(E.dtype)
 
 

@@ -23,7 +23,7 @@ import eagle_jax
 from eagle_jax import problems
 from experiments import common
 
-_SECTION = flags.DEFINE_enum("section", "all", ["all", "square", "tall", "batch", "memory"], "what to run")
+_SECTION = flags.DEFINE_enum("section", "all", ["all", "square", "tall", "batch", "precision", "memory"], "what to run")
 _ROUNDS = flags.DEFINE_integer("rounds", 9, "how often each method is run")
 _OUT = flags.DEFINE_string("out", "results", "folder for bench_solve.json")
 
@@ -176,6 +176,38 @@ def batch(rounds):
     return rows
 
 
+def precision(rounds):
+    """float64 answers with A conditioned in float32, beside the default: where that pays."""
+    rows = []
+    for d, n, noisy in (
+        (240, 240, False),
+        (240, 360, True),
+        (1000, 1000, False),
+        (1000, 1500, True),
+        (256, 20_000, True),
+    ):
+        for kappa in (1e1, 1e2, 1e3, 1e4, 1e6):
+            problem = problems.conditioned(jax.random.key(0), n=n, d=d, kappa=kappa, dtype=jnp.float64)
+            A, B = jnp.asarray(problem.A), jnp.asarray(problem.B)
+            B = B + noisy * jax.random.normal(jax.random.key(1), B.shape, B.dtype)
+            reference = np.linalg.lstsq(A.T, B.T, rcond=None)[0].T
+
+            def error(W, reference=reference):
+                return float(np.linalg.norm(np.asarray(W) - reference) / np.linalg.norm(reference))
+
+            methods = {
+                "jnp.linalg.lstsq (SVD)": competitors()["jnp.linalg.lstsq (SVD)"],
+                "eagle_jax": jax.jit(lambda A, B: eagle_jax.estimate(A, B).value),
+                "eagle_jax, float32 steps": jax.jit(
+                    lambda A, B: eagle_jax.estimate(A, B, condition_dtype=jnp.float32).value
+                ),
+            }
+            name = f"{d}x{n}, kappa {kappa:.0e}" + (", noisy" if noisy else "")
+            times = rounds if d < 500 else max(3, rounds // 3)
+            rows += race(name, methods, (A, B), error, 1e-14 * kappa**2, times)
+    return rows
+
+
 def memory():
     """Bytes that the compiled program needs beside its arguments, over the bytes of the arguments."""
     rows = []
@@ -190,7 +222,7 @@ def memory():
 
 def main(_):
     jax.config.update("jax_enable_x64", True)
-    sections = {"square": square, "tall": tall, "batch": batch}
+    sections = {"square": square, "tall": tall, "batch": batch, "precision": precision}
     chosen = list(sections) if _SECTION.value == "all" else [s for s in sections if s == _SECTION.value]
     rows = []
     for name in chosen:

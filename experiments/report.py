@@ -385,6 +385,9 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
 }
 
 
+FORMATS = {"png": {"dpi": 200}, "pdf": {}}
+
+
 def draw_all(out: Path) -> list[Path]:
     """Every figure whose results are stored."""
     folder = out / "figures"
@@ -395,8 +398,8 @@ def draw_all(out: Path) -> list[Path]:
             continue
         with plt.rc_context(STYLE):
             figure = draw(common.load(out, item)[0])
-            figure.savefig(folder / f"{name}.png", dpi=200)
-            figure.savefig(folder / f"{name}.pdf")
+            for suffix, options in FORMATS.items():
+                figure.savefig(folder / f"{name}.{suffix}", **options)
             plt.close(figure)
         written.append(folder / f"{name}.png")
     return written

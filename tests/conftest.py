@@ -1,6 +1,8 @@
 """One environment for every test: 8 virtual CPU devices, strict promotion, x64 only where asked for."""
 
 import os
+import shutil
+import tempfile
 
 # Under pytest-xdist every worker would open a BLAS pool as wide as the machine; one thread each is enough.
 # It has to be said before numpy is imported.
@@ -17,6 +19,28 @@ import pytest
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Most of the time goes into compiling, and xdist's workers, which inherit this variable, compile the same programs.
+if "EAGLE_JAX_TEST_CACHE" not in os.environ:
+    os.environ["EAGLE_JAX_TEST_CACHE"] = tempfile.mkdtemp(prefix="eagle_jax_")
+_CACHE = os.environ["EAGLE_JAX_TEST_CACHE"]
+jax.config.update("jax_compilation_cache_dir", _CACHE)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def pytest_sessionfinish():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(_CACHE, ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Modules marked `float32_is_slow` leave their float32 cases to `make test-slow`."""
+    for item in items:
+        if item.get_closest_marker("float32_is_slow") and "float32" in item.name:
+            item.add_marker(pytest.mark.slow)
+
 
 # deadline: a first call compiles. The health check: `x64` and `dtype` set the same state for every example.
 hypothesis.settings.register_profile(

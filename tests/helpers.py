@@ -4,6 +4,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eagle_jax.transformer import Architecture
+
+SMALL = {"n": 6, "d": 5, "n_out": 2, "layers": 3}
+ARCHITECTURES = {
+    "unconstrained": Architecture("unconstrained", **SMALL),
+    "8 heads": Architecture("unconstrained", **SMALL, heads=8),
+    "computation_limited": Architecture("computation_limited", **SMALL, rank=3),
+    "distributed": Architecture("distributed", **SMALL, machines=3),
+    "estimation": Architecture("estimation", **SMALL, d_out=1),
+}
 # One table feeds the same properties to every solver.
 SCHEDULES = {"optimal": "optimal", "paper": "paper", "emergent": "emergent", "pair": (0.3, 1.2)}
 

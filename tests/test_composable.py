@@ -10,7 +10,7 @@ from helpers import eps, error, make_case, norm2
 import eagle_jax
 from eagle_jax import Status
 
-pytestmark = pytest.mark.usefixtures("cheap_compilation")
+pytestmark = [pytest.mark.usefixtures("cheap_compilation"), pytest.mark.float32_is_slow]
 
 
 @pytest.mark.slow

@@ -280,7 +280,8 @@ LONG = {"error_map", "restart", "transfer"}  # what takes longest, even tiny
 
 
 @pytest.mark.parametrize("left_out", [LONG, pytest.param(set(), marks=pytest.mark.slow)], ids=["most", "all"])
-def test_results_survive_storage_and_become_verdicts_and_figures(left_out, tiny, tmp_path):
+def test_results_survive_storage_and_become_verdicts_and_figures(left_out, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "FORMATS", {"png": {"dpi": 30}})
     modules = [module for module in reproduce.EXPERIMENTS if module.ITEM not in left_out]
     for module in modules:
         common.save(tmp_path, module.ITEM, TINY[module.ITEM], tiny(module), 0.1, "test", "digest")

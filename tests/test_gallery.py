@@ -7,7 +7,7 @@ import eagle_jax
 from eagle_jax import Status, problems
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("cheap_compilation")
+pytestmark = [pytest.mark.usefixtures("cheap_compilation"), pytest.mark.float32_is_slow]
 
 SIZES = {
     "hilbert": (4, 9),

@@ -26,7 +26,6 @@ A, B, C = ones(4, 3), ones(2, 3), ones(4, 1)
         ((A, ones(2, 5), C), ValueError, "B has 5 columns but A has 3"),
         ((A, B, ones(5, 1)), ValueError, "C has 5 rows but A has 4"),
         ((ones(4), B, C), ValueError, r"A has shape \(4,\); expected a matrix"),
-        ((ones(2, 4, 3), B, ones(3, 4, 1)), ValueError, r"the leading dimensions of .* do not broadcast"),
         ((A.astype(int), B, C), TypeError, "A is int64; expected float32 or float64"),
         ((A, B.astype(bool), C), TypeError, "B is bool; expected float32 or float64"),
         ((A, B, C.astype(np.complex64)), TypeError, "C is complex64; complex matrices are not supported"),
@@ -45,6 +44,13 @@ def test_solve_names_the_offending_block(blocks, kind, message):
         eagle_jax.solve(*blocks)
     with pytest.raises(kind, match=message):
         eagle_jax.trajectory(*blocks, steps=1)
+
+
+def test_batches():
+    with pytest.raises(ValueError, match=r"the leading dimensions of .* do not broadcast"):
+        eagle_jax.solve(ones(2, 4, 3), B, ones(3, 4, 1))
+    with pytest.raises(ValueError, match=r"A has shape \(2, 4, 3\); expected a matrix .* use jax.vmap"):
+        eagle_jax.trajectory(ones(2, 4, 3), B, C, steps=1)
 
 
 def test_mixed_dtypes(x64):

@@ -5,6 +5,8 @@ import pytest
 
 from experiments import numerics
 
+pytestmark = pytest.mark.float32_is_slow
+
 SHAPES = [(2, 3), (3, 2), (5, 10), (10, 5), (50, 50)]
 
 

@@ -56,7 +56,9 @@ def test_example():
     assert result.attempted > 3 and result.failed == 0
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=() if name == "deficient" else pytest.mark.slow) for name in SHAPES]
+)
 def test_value_and_derivatives(shape):
     """Both modes in operator and vector, rank-preserving directions: the pseudo-inverse has no others."""
     rows, columns, rank = SHAPES[shape]

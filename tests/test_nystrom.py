@@ -12,7 +12,7 @@ import eagle_jax
 from eagle_jax import Status, nystrom, nystrom_blocks
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("cheap_compilation")
+pytestmark = [pytest.mark.usefixtures("cheap_compilation"), pytest.mark.float32_is_slow]
 
 POINTS, LANDMARKS = 60, 24
 

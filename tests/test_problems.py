@@ -34,7 +34,7 @@ def nystrom(A, B, C, rank):
     return (np.asarray(B) @ Vt[:rank].T / s[:rank]) @ (U[:, :rank].T @ np.asarray(C))
 
 
-def check_nystrom(problem, rank):
+def assert_nystrom(problem, rank):
     A, B, C, D = map(np.asarray, problem)
     s, eps = singular_values(A), float(np.finfo(A.dtype).eps)
     assert s[rank] < 20 * eps * s[0] < s[rank - 1]
@@ -45,12 +45,12 @@ def check_nystrom(problem, rank):
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_hidden_block_is_the_nystrom_estimate(x64, name):
-    check_nystrom(JITTED[name](KEY), RANKS[name])
+    assert_nystrom(JITTED[name](KEY), RANKS[name])
 
 
 @pytest.mark.parametrize("name", ["training_task", "conditioned"])
 def test_hidden_block_is_the_nystrom_estimate_in_float32(name):
-    check_nystrom(JITTED[name](KEY), RANKS[name])
+    assert_nystrom(JITTED[name](KEY), RANKS[name])
 
 
 @pytest.mark.parametrize("name", ["training_task", "conditioned", "block"])

@@ -19,7 +19,7 @@ def table_rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if "---" not in line]
 
 
-def test_readme_example():
+def test_readme_example(cheap_compilation):
     result = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
     assert result.attempted > 5 and result.failed == 0
 

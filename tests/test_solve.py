@@ -34,6 +34,7 @@ def test_completion_is_the_pseudo_inverse(dtype, shape, schedule):
             helpers.assert_close(D, case)
 
 
+@pytest.mark.float32_is_slow
 @pytest.mark.parametrize("shape", LARGE)
 def test_larger_sizes_take_another_path(dtype, shape):
     d, n, rank = LARGE[shape]
@@ -61,12 +62,14 @@ def test_estimate_is_the_minimum_norm_estimate(dtype, shape, schedule):
         np.testing.assert_array_equal(value, jnp.matmul(W, C, precision="highest"))
 
 
+@pytest.mark.float32_is_slow
 def test_prepare_equals_solve(dtype):
     case = helpers.make_case(12, 9, dtype, consistent=False)
     helpers.assert_close(eagle_jax.prepare(case.A, case.B)(case.C).value, case)
     helpers.assert_close(eagle_jax.solve(case.A, case.B, case.C).value, case)
 
 
+@pytest.mark.float32_is_slow
 def test_lstsq_takes_vectors_and_matrices(dtype):
     case = helpers.make_case(6, 15, dtype, consistent=False, rows=2)
     a, b = case.A.T, case.B.T
@@ -83,6 +86,7 @@ def stacked(cases):
     return [np.stack([getattr(c, k) for c in cases]) for k in "ABC"]
 
 
+@pytest.mark.float32_is_slow
 @pytest.mark.parametrize("schedule", helpers.SCHEDULES)
 def test_jit_and_vmap_change_nothing(dtype, schedule):
     cases = [helpers.make_case(8, 6, dtype, kappa=k, seed=s) for s, k in enumerate([2.0, 10.0, 50.0])]
@@ -232,7 +236,7 @@ def test_wide_data_is_answered_by_its_gram_matrix(x64, rows):
     """Nothing else would show that the fast path had stopped certifying itself: the fallback is right, and slow."""
     case = helpers.make_case(rows, 6 * rows, np.float64, kappa=1e3, consistent=False)
     rtol = 32 * helpers.eps(float)
-    W, error, stats = engine.gram_and_solve(jnp.asarray(case.A), jnp.asarray(case.B), False, rtol)
+    W, error, stats = engine.gram_and_solve(jnp.asarray(case.A), jnp.asarray(case.B), False, rtol, jnp.float64)
     assert error <= rtol and stats.steps <= 16
     expected = np.asarray(case.B) @ np.linalg.pinv(np.asarray(case.A))
     np.testing.assert_allclose(W, expected, atol=1e-10 * float(np.linalg.norm(expected)))
@@ -253,7 +257,7 @@ def test_large_condition_numbers_in_a_batch(x64, cheap_compilation):
 
 
 @pytest.mark.parametrize("schedule", ["optimal", "paper"])
-@pytest.mark.parametrize("shape", [(6, 6), (6, 20)], ids=str)
+@pytest.mark.parametrize("shape", [pytest.param((6, 6), marks=pytest.mark.slow), (6, 20)], ids=str)
 def test_every_device_solves_its_own_problems(x64, schedule, shape):
     rng = np.random.default_rng(0)
     A, W_true = rng.standard_normal((8, *shape)), rng.standard_normal((8, 2, shape[0]))

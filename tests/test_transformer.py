@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import ARCHITECTURES
 from jax.test_util import check_grads
 
 from eagle_jax import attention, problems
@@ -16,16 +17,7 @@ from eagle_jax.blocks import Blocks
 from eagle_jax.transformer import REGIMES, Architecture, Transformer
 from eagle_jax.update import State, update, update_estimate
 
-pytestmark = pytest.mark.usefixtures("cheap_compilation")
-
-SMALL = {"n": 6, "d": 5, "n_out": 2, "layers": 3}
-ARCHITECTURES = {
-    "unconstrained": Architecture("unconstrained", **SMALL),
-    "8 heads": Architecture("unconstrained", **SMALL, heads=8),
-    "computation_limited": Architecture("computation_limited", **SMALL, rank=3),
-    "distributed": Architecture("distributed", **SMALL, machines=2),
-    "estimation": Architecture("estimation", **SMALL, d_out=1),
-}
+pytestmark = [pytest.mark.usefixtures("cheap_compilation"), pytest.mark.float32_is_slow]
 
 
 def tasks(architecture, dtype, batch=()):
@@ -125,7 +117,7 @@ def expected(architecture: Architecture, blocks: Blocks, sign: float, S=None):
 @pytest.mark.parametrize("sketched", [False, True])
 def test_a_layer_is_an_update(x64, sketched):
     regime = "computation_limited" if sketched else "unconstrained"
-    architecture = Architecture(regime, **SMALL, rank=3)
+    architecture = ARCHITECTURES[regime]
     S = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 3)))[0] if sketched else None
     blocks = tasks(architecture, jnp.float64)
     Z = attention.layer(blocks.join(), eagle_weights(architecture, S), architecture.d)
@@ -136,15 +128,15 @@ def test_a_layer_is_an_update(x64, sketched):
 def test_a_layer_is_a_distributed_update(x64):
     architecture = ARCHITECTURES["distributed"]
     blocks = tasks(architecture, jnp.float64)
-    A, B = (attention.split(x, 2) for x in (blocks.A, blocks.B))
+    A, B = (attention.split(x, 3) for x in (blocks.A, blocks.B))
 
     def machine(A, B):
         state = State(A, B, blocks.C, jnp.zeros_like(blocks.D))
         return update(state, 1.0, ETA_RHO, GAMMA_RHO, reduce=lambda x: jax.lax.pmean(x, "machines"))
 
     wanted = jax.vmap(machine, axis_name="machines")(A, B)
-    Z = attention.layer(architecture.tokens(blocks), eagle_weights(architecture), architecture.d, machines=2)
-    got = Blocks.split(attention.split(Z, 2), 5, 3)
+    Z = attention.layer(architecture.tokens(blocks), eagle_weights(architecture), architecture.d, machines=3)
+    got = Blocks.split(attention.split(Z, 3), 5, 2)
     chex.assert_trees_all_close(got, Blocks(wanted.A, wanted.B, wanted.C, -wanted.D), rtol=1e-13, atol=1e-15)
 
 

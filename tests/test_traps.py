@@ -74,6 +74,7 @@ def test_4_float32_loses_what_conditioning_takes_and_no_more(kappa):
     helpers.assert_close(D, case, factor=1)
 
 
+@pytest.mark.float32_is_slow
 @pytest.mark.parametrize("kind", ["ill-conditioned", "deficient"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_5_gram_matrices_are_given_up_in_time(dtype, kind, transposed):

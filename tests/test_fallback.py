@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax import engine
+from eagle_jax.fallback import _LANES, unless
 
 
 def run(answered, vmaps=1):
@@ -17,7 +17,7 @@ def run(answered, vmaps=1):
         # A loop, as in the solver: XLA must not hoist it out as invariant.
         return jax.lax.fori_loop(0, 3, lambda _, y: -y, x)
 
-    call = lambda done, x: engine.unless(done, x, fallback, x)  # noqa: E731
+    call = lambda done, x: unless(done, x, fallback, x)  # noqa: E731
     for _ in range(vmaps):
         call = jax.vmap(call)
     lanes = jnp.arange(1.0, 1 + answered.size).reshape(answered.shape)
@@ -47,13 +47,13 @@ def test_only_the_lanes_that_ask_run(unanswered):
     answered[unanswered] = False
     value, calls = run(answered)
     np.testing.assert_array_equal(value, np.where(answered, 1, -1) * np.arange(1.0, 65))
-    group = 64 // engine._LANES
+    group = 64 // _LANES
     assert calls == group * -(-len(unanswered) // group)
 
 
 def test_operands_without_lanes_are_shared():
     shared = jnp.asarray(5.0)
-    call = jax.vmap(lambda done: engine.unless(done, jnp.zeros(()), lambda x: 2 * x, shared))
+    call = jax.vmap(lambda done: unless(done, jnp.zeros(()), lambda x: 2 * x, shared))
     np.testing.assert_array_equal(call(jnp.asarray([True, False, True])), [0, 10, 0])
 
 
@@ -64,7 +64,7 @@ def test_the_fallback_stays_inside_its_loop(vmaps):
     def fallback(x):
         return jax.lax.while_loop(lambda y: jnp.sum(y) < 1e30, lambda y: y @ y, x)
 
-    call = lambda done, x: engine.unless(done, x, fallback, x)  # noqa: E731
+    call = lambda done, x: unless(done, x, fallback, x)  # noqa: E731
     for _ in range(vmaps):
         call = jax.vmap(call)
     lanes = (40,)[:vmaps]
