@@ -310,16 +310,13 @@ class Answer(NamedTuple):
     floats: jax.Array
 
 
-def accelerate(form, *, consistent, capable, rtol, limit, auto: bool, certify=lambda X: 0.0) -> Answer:
+def accelerate(form, local: Local, rtol, limit, acceleration, certify=lambda X: 0.0) -> Answer:
     """The mean projector if the data may be consistent, then what is right for any data, cheapest first.
 
-    Args:
-      consistent: whether B = W A on each machine, as far as it can see.
-      capable: whether every machine has rank d, so that `preconditioned` is.
-      certify: X -> error that the mean projector's X has beyond its residual.
-      auto: whether other ways than the mean projector may be taken.
+    Other ways than the mean projector are for acceleration="auto". certify: X -> error that the mean projector's X has
+    beyond its residual.
     """
-    auto = auto or form.peers.count == 1
+    auto = acceleration == "auto" or form.peers.count == 1
     height, d = form.size_rhs.shape[0], form.machine.A.shape[0]
     blind = _blind(form.peers.largest(form.machine.growth)[0], form)
     gram_rounds = -(-(d + 1) // (2 * height))  # as many floats as half of a d x d matrix
@@ -328,7 +325,8 @@ def accelerate(form, *, consistent, capable, rtol, limit, auto: bool, certify=la
     unknown = _unknown(form)
     zero = form.zero()
 
-    first = improve(lambda: mean_projector(form, blind, patience), zero, unknown, consistent | (not auto), rtol, limit)
+    promising = local.consistent | (not auto)
+    first = improve(lambda: mean_projector(form, blind, patience), zero, unknown, promising, rtol, limit)
     extra = certify(first.X)
     errors = Errors(*(jnp.maximum(e, extra) for e in first.errors))
     rounds, inner, method = first.rounds, first.inner, jnp.asarray(Method.PROJECTOR, jnp.int32)
@@ -336,9 +334,9 @@ def accelerate(form, *, consistent, capable, rtol, limit, auto: bool, certify=la
         return Answer(first.X, errors, method, rounds, inner, _floats(rounds, height * d))
 
     best = first.X, errors, method
-    ways = [(lambda: gram(form, patience), True, Method.GRAM)]
+    ways = [(lambda: gram(form, patience), jnp.asarray(True), Method.GRAM)]
     if form.machine.wide:
-        ways.insert(0, (lambda: preconditioned(form, patience // 2), capable, Method.PRECONDITIONED))
+        ways.insert(0, (lambda: preconditioned(form, patience // 2), local.capable, Method.PRECONDITIONED))
     for make_way, able, name in ways:
         start = zero if isinstance(form, MinimumNorm) else best[0]
         next_ = improve(make_way, start, unknown, able & (best[1].backward > rtol), rtol, limit)
@@ -391,14 +389,7 @@ def estimate(A, B, axis, rtol, rcond, limit, acceleration) -> Solution:
     peers = Peers(axis)
     local = local_data(A, B, peers, rcond)
     form = LeastSquares(local.machine, local.B, peers, local.size, local.size_B)
-    answer = accelerate(
-        form,
-        consistent=local.consistent,
-        capable=local.capable,
-        rtol=rtol,
-        limit=limit,
-        auto=acceleration == "auto",
-    )
+    answer = accelerate(form, local, rtol, limit, acceleration)
     return _solution(answer.X * local.A_scale / local.B_scale, answer, local, peers, rtol, limit)
 
 
@@ -409,15 +400,7 @@ def solve(A, B, C, axis, rtol, rcond, limit, acceleration) -> Solution:
     C_scale = power_of_two(jnp.max(jnp.abs(C), axis=0, initial=0))[:, None]
     local = local._replace(finite=local.finite & jnp.all(jnp.isfinite(C)))
     form, certify = probed(local, peers, C.T * C_scale)
-    answer = accelerate(
-        form,
-        consistent=local.consistent,
-        capable=local.capable,
-        rtol=rtol,
-        limit=limit,
-        auto=acceleration == "auto",
-        certify=certify,
-    )
+    answer = accelerate(form, local, rtol, limit, acceleration, certify)
     D = peers.sum(matmul(local.B, answer.X[:-1].T))
     answer = answer._replace(rounds=answer.rounds + 1, floats=answer.floats + D.size)
     return _solution(D * local.A_scale / local.B_scale / C_scale.T, answer, local, peers, rtol, limit)

@@ -48,7 +48,7 @@ def times_to_targets(n: int, kappa: float, r: int) -> dict[str, list[float]]:
     dense = common.interleaved_seconds({"dense": common.optimal_solution}, problem, 3 * _ROUNDS.value)["dense"]
     found = {}
     for (method, cap), each in zip(caps.items(), seconds[:, 0], strict=True):
-        errors = np.asarray(common.relative_errors(sketching.history(method, problem, key, r, cap), problem.D))
+        errors = np.asarray(common.relative_errors(sketching.iterates(method, problem, key, r, cap), problem.D))
         rounds = common.nan_unless_reached(np.array([common.first_below(errors, t) for t in sketching.TARGETS]))
         found[method] = [*rounds.tolist(), *(rounds * each / dense).tolist()]
     return found

@@ -59,8 +59,8 @@ def measure(cfg: Config, problem: problems.Problem) -> dict:
         "centralised_gd": common.gd_history(problem, cfg.gd_steps),
         "distributed_averaging": diversity.history(shared, "averaging", 10 * cfg.steps),
         "distributed_gd": diversity.history(shared, "gd", cfg.gd_steps),
-        "sketched_columns": sketching.history("columns", problem, jax.random.key(0), cfg.width, cfg.sketched_steps),
-        "sketched_sgd": sketching.history("sgd", problem, jax.random.key(0), cfg.width, cfg.gd_steps),
+        "sketched_columns": sketching.iterates("columns", problem, jax.random.key(0), cfg.width, cfg.sketched_steps),
+        "sketched_sgd": sketching.iterates("sgd", problem, jax.random.key(0), cfg.width, cfg.gd_steps),
         "lstsq": common.direct_solution(problem)[None],
     }
     return {name: common.relative_errors(h, problem.D) for name, h in histories.items()}

@@ -64,13 +64,16 @@ def _iteration(method: str, problem: problems.Problem, sketch: Sketch):
     return sketched.plain_start(A, B, C), step, lambda it: it.state.D
 
 
-@partial(jax.jit, static_argnums=(0, 3, 4))
-def history(method: str, problem: problems.Problem, key, r: int, steps: int):
-    """D after each of `steps` steps."""
+@partial(jax.jit, static_argnums=(0, 3, 4, 5))
+def iterates(method: str, problem: problems.Problem, key, r: int, steps: int, history: bool = True):
+    """D after each of `steps` steps; or after the last only, as a solver runs it: what is timed."""
     sketch = _sketch(method, r, key)
     if method in baselines.SKETCHED:
-        return baselines.SKETCHED[method](*problem[:3], sketch=sketch, steps=steps).history
+        result = baselines.SKETCHED[method](*problem[:3], sketch=sketch, steps=steps)
+        return result.history if history else result.D
     start, advance, value = _iteration(method, problem, sketch)
+    if not history:
+        return value(lax.fori_loop(0, steps, lambda _, it: advance(it), start))
 
     def step(iterate, _):
         iterate = advance(iterate)
@@ -79,20 +82,11 @@ def history(method: str, problem: problems.Problem, key, r: int, steps: int):
     return lax.scan(step, start, length=steps)[1]
 
 
-@partial(jax.jit, static_argnums=(0, 3, 4))
-def _last(method: str, problem: problems.Problem, key, r: int, steps: int):
-    """The same without the history, as a solver runs it: what is timed."""
-    sketch = _sketch(method, r, key)
-    if method in baselines.SKETCHED:
-        return baselines.SKETCHED[method](*problem[:3], sketch=sketch, steps=steps).D
-    start, advance, value = _iteration(method, problem, sketch)
-    return value(lax.fori_loop(0, steps, lambda _, it: advance(it), start))
-
-
 def step_seconds(problem: problems.Problem, widths, steps: int, repeats: int, methods=METHODS) -> np.ndarray:
     """Seconds of one step, methods x widths, all of them interleaved; the difference of two lengths of the loop."""
     key = jax.random.key(0)
-    jobs = {(m, r, k): partial(_last, m, problem, key, r, k) for m in methods for r in widths for k in (1, 1 + steps)}
+    names = [(m, r, k) for m in methods for r in widths for k in (1, 1 + steps)]
+    jobs = {(m, r, k): partial(iterates, m, problem, key, r, k, False) for m, r, k in names}
     least = dict.fromkeys(jobs, np.inf)
     for job in jobs.values():
         jax.block_until_ready(job())
@@ -120,7 +114,7 @@ def measure(cfg: Config, case: tuple) -> dict:
     curves, rounds = {}, []
     for method, cap in caps(cfg).items():
         errors = [
-            np.asarray(common.relative_errors(history(method, problem, key, r, cap), problem.D)) for r in cfg.widths
+            np.asarray(common.relative_errors(iterates(method, problem, key, r, cap), problem.D)) for r in cfg.widths
         ]
         rounds.append([[common.first_below(e, target) for target in TARGETS] for e in errors])
         curves[method] = np.stack(errors)[:, _thin(cap) - 1]

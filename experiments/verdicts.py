@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 REPRODUCED, DIFFERS, REFUTED, NOT_RUN = "reproduced", "differs", "refuted", "not run"
 
 
@@ -23,3 +25,12 @@ def verdict(holds: bool, otherwise: str) -> str:
 
 def numbers(values, digits: int = 3) -> str:
     return " ".join(f"{float(v):.{digits}g}" for v in values)
+
+
+def listed(values) -> str:
+    """1 0.357 1561, and "-" for what was not reached."""
+    return " ".join("-" if np.isnan(v) else f"{v:.0f}" if v >= 100 else f"{v:.3g}" for v in np.asarray(values, float))
+
+
+def spread_of(**values) -> dict[str, list[float]]:
+    return {name: np.nanpercentile(v, [10, 90]).tolist() for name, v in values.items() if np.isfinite(v).any()}

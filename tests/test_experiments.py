@@ -26,6 +26,7 @@ from experiments import (
     reproduce,
     restart,
     sketching,
+    solver_claims,
     step_sizes,
     stopping,
     transfer,
@@ -343,18 +344,18 @@ def rank_results(eagle: float, cg_last: float) -> common.Results:
     [(1e-14, 1.0, "reproduced"), (1e-14, 1e-13, "differs"), (1e-3, 1.0, "refuted")],
 )
 def test_rank_rule(eagle, cg_last, verdict):
-    assert claims.small_ranks(rank_results(eagle, cg_last)).verdict == verdict
+    assert solver_claims.small_ranks(rank_results(eagle, cg_last)).verdict == verdict
 
 
 @pytest.mark.parametrize(("order", "verdict"), [(2.0, "reproduced"), (1.5, "differs"), (1.0, "refuted")])
 def test_order_rule(order, verdict):
-    assert claims.order({"order": np.array([order, np.nan, order])}).verdict == verdict
+    assert solver_claims.order({"order": np.array([order, np.nan, order])}).verdict == verdict
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(120.0, "reproduced"), (450.0, "differs"), (0.5, "refuted")])
 def test_cg_rule(ratio, verdict):
     results = {"kappas": np.array([1e2, 1e4]), "cg_over_paper": np.array([[1.0, 1.0], [ratio, ratio]])}
-    assert claims.against_cg(results).verdict == verdict
+    assert solver_claims.against_cg(results).verdict == verdict
 
 
 @pytest.mark.parametrize(("excess", "verdict"), [(2.0, "reproduced"), (50.0, "differs")])
@@ -367,4 +368,4 @@ def test_stability_rule(excess, verdict):
         "forms": ["solve", "estimate"],
     }
     results = {"kappas": np.array([1e2]), "error": error} | {k: np.array(v) for k, v in names.items()}
-    assert claims.stability(results).verdict == verdict
+    assert solver_claims.stability(results).verdict == verdict

@@ -30,7 +30,7 @@ def test_records_have_every_field_and_strict_json(tmp_path):
     records = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)  # NaN is not JSON
     (judged,) = [r for r in records if r["verdict"] != claims.NOT_RUN]
     assert judged["id"] == "N10" and judged["verdict"] == claims.REFUTED
-    assert judged["rule"] == "experiments/claims.py:stopping" and "def stopping" in judged["rule_source"]
+    assert judged["rule"] == "experiments/solver_claims.py:stopping" and "def stopping" in judged["rule_source"]
     assert judged["numbers"]["gapped"]["solve_error"] is None
     assert judged["spread"]["gapped error at stop"] == [0.5, 0.5]
     assert (judged["runs"], judged["command"], judged["wall_seconds"]) == (2, "the command", 12.0)

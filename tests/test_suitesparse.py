@@ -11,7 +11,7 @@ import scipy.sparse
 import eagle_jax
 from eagle_jax import baselines
 from eagle_jax.problems import Problem
-from experiments import claims, common, report, suitesparse
+from experiments import claims, common, report, solver_claims, suitesparse
 
 pytestmark = pytest.mark.usefixtures("x64", "cheap_compilation")
 
@@ -86,7 +86,7 @@ def test_run_verdict_and_figure(folder, tmp_path):
     table = record["numbers"]["table"]
     assert [len(row) for row in table["rows"]] == [len(table["columns"])]
     assert [p.stem for p in report.draw_all(tmp_path)] == ["r1_suitesparse"]
-    other = claims.real_matrices(r | {"names": np.array(["other"])})
+    other = solver_claims.real_matrices(r | {"names": np.array(["other"])})
     assert other.verdict == claims.NOT_RUN and "Maragal_5" in other.measured
 
 

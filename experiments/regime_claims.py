@@ -1,0 +1,135 @@
+"""The rules for the distributed and the sketched claims D1-D6 and S1-S4: what stored results say of them."""
+
+import numpy as np
+
+from experiments import common
+from experiments.verdicts import DIFFERS, REFUTED, Finding, listed, spread_of
+from experiments.verdicts import verdict as _verdict
+
+
+def machine_count(r: common.Results) -> Finding:
+    rounds = common.first_below(r["count_errors"], 1e-2)
+    verdict = _verdict(bool((rounds > 0).all() and (rounds <= 15).all()), DIFFERS)
+    machines, size = listed(r["counts"]), int(r["large"])
+    text = f"error 1e-2 after {listed(rounds)} rounds with M = {machines} (d = n = {size}, alpha = 1)"
+    return Finding(verdict, text, {"rounds": rounds.tolist(), "machines": r["counts"].tolist()}, runs=1)
+
+
+def _median_rounds(r: common.Results, method: str) -> np.ndarray:
+    return np.median(common.nan_unless_reached(r["rounds"])[..., r["methods"].tolist().index(method)], axis=-1)
+
+
+def inverse_alpha(r: common.Results) -> Finding:
+    rounds, index = _median_rounds(r, "averaging"), np.median(r["index"], axis=-1)
+    # ln kappa rounds come first; the growth beyond them is that of 1/alpha in the diversity index.
+    slope = float(np.polyfit(np.log(1 / index[1:]), np.log(rounds[1:]), 1)[0])
+    text = (
+        f"{listed(rounds)} rounds to 1e-6 at alpha = {listed(r['alphas'])} (index {listed(index)}): "
+        f"rounds ~ index^-{slope:.2f} for alpha < 1; krylov {listed(_median_rounds(r, 'krylov'))}"
+    )
+    at = r["methods"].tolist().index("averaging")
+    pairs = zip(r["alphas"], common.nan_unless_reached(r["rounds"][..., at]), strict=True)
+    spread = spread_of(**{f"rounds at alpha = {alpha:.3g}": n for alpha, n in pairs})
+    verdict = _verdict(0.75 <= slope <= 1.25, DIFFERS)
+    return Finding(verdict, text, {"rounds": rounds.tolist(), "slope": slope}, spread)
+
+
+def against_distributed_gd(r: common.Results) -> Finding:
+    """Where GD is cut off, its cap counts: a lower bound."""
+    at = r["methods"].tolist().index("gd")
+    gd, cap = r["rounds"][..., at], int(r["caps"][at])
+    cut = gd == common.NOT_REACHED
+    ratio = np.median(np.where(cut, cap, gd), axis=-1) / _median_rounds(r, "averaging")
+    text = f"GD / EAGLE rounds to 1e-6: {listed(ratio)} at alpha = {listed(r['alphas'])}"
+    text += f"; lower bounds in {int(cut.sum())} of {cut.size} runs, where GD was cut off at {cap}" if cut.any() else ""
+    within = bool(((ratio >= 10) & (ratio <= 100)).all()) and not cut.any()
+    verdict = _verdict(within, DIFFERS if (ratio > 1).all() else REFUTED)
+    return Finding(verdict, text, {"ratio": ratio.tolist(), "cut_off": int(cut.sum())})
+
+
+def floats_per_round(r: common.Results) -> Finding:
+    sent, expected = int(r["floats"]), int(r["floats_expected"])
+    text = f"{sent} floats a round, (d + d') n' = {expected}"
+    return Finding(_verdict(sent == expected, REFUTED), text, {"floats": sent}, runs=1)
+
+
+def freezing(r: common.Results) -> Finding:
+    ratio, (none, freeze) = float(r["freeze_seconds_ratio"]), r["freeze_rounds"].tolist()
+    verdict = _verdict(none == freeze and ratio < 0.9, DIFFERS if none == freeze else REFUTED)
+    text = f"{none} and {freeze} rounds, time {ratio:.2f}x"
+    return Finding(verdict, text, {"ratio": ratio, "rounds": [none, freeze]}, runs=1)
+
+
+def cg_unavailable(r: common.Results) -> Finding:
+    cg, eagle, krylov = (_median_rounds(r, m) for m in ("cg", "averaging", "krylov"))
+    verdict = _verdict(not np.isfinite(cg).any(), REFUTED)
+    text = (
+        f"matrix-free CG, one d x d' sum a round, takes {listed(cg)} rounds to 1e-6 at alpha = {listed(r['alphas'])}; "
+        f"averaging {listed(eagle)}, krylov {listed(krylov)}"
+    )
+    return Finding(verdict, text, {"cg": cg.tolist(), "averaging": eagle.tolist(), "krylov": krylov.tolist()})
+
+
+def _sketched_rounds(r: common.Results, method: str, target: float, kappa: float) -> np.ndarray:
+    """Median rounds by width; NaN where more than half of the runs do not get there."""
+    at, which = r["kappas"].tolist().index(kappa), r["targets"].tolist().index(target)
+    rounds = common.nan_unless_reached(r[f"rounds_{at}"])[:, r["methods"].tolist().index(method), :, which]
+    return np.median(np.where(np.isnan(rounds), np.inf, rounds), axis=0)
+
+
+def _sketched_seconds(r: common.Results, method: str, target: float, kappa: float) -> np.ndarray:
+    return _sketched_rounds(r, method, target, kappa) * r["step_seconds"][r["methods"].tolist().index(method)]
+
+
+def _over(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a / b; NaN where both are infinite."""
+    with np.errstate(invalid="ignore"):
+        return a / b
+
+
+def sketch_rounds(r: common.Results) -> Finding:
+    parts, slopes = [], {}
+    ratio = r["n"] / r["widths"]
+    for method in ("plain", "columns", "deflation"):
+        rounds = _sketched_rounds(r, method, 1e-2, r["kappas"][0])
+        reached = np.isfinite(rounds)
+        slopes[method] = float(np.polyfit(np.log(ratio[reached]), np.log(rounds[reached]), 1)[0])
+        parts.append(f"{method} {listed(rounds)} (~ (n/r)^{slopes[method]:.1f})")
+    reached = np.isfinite(_sketched_rounds(r, "plain", 1e-2, r["kappas"][0])).all()
+    verdict = _verdict(bool(reached) and 0.75 <= slopes["plain"] <= 1.25, DIFFERS if reached else REFUTED)
+    text = f"rounds to 1e-2 at r = {listed(r['widths'])}, kappa = {r['kappas'][0]:.0e}: {'; '.join(parts)}"
+    text += "" if reached else f" (inf: more than {r['drawn_plain'][-1]})"
+    return Finding(verdict, text, {"exponent": slopes})
+
+
+def sketch_step_time(r: common.Results) -> Finding:
+    methods = r["methods"].tolist()
+    ratios = {m: (r["step_seconds"][methods.index(m)] / r["step_seconds"][0, -1]).tolist() for m in methods[:3]}
+    gain = 1 / ratios["plain"][0]
+    text = "; ".join(f"{m} {listed(v)}" for m, v in ratios.items())
+    text = f"time of a step over the unsketched one at r = {listed(r['widths'])}: {text}; r = n/8 is {gain:.1f}x faster"
+    return Finding(_verdict(2.8 <= gain <= 6.3, DIFFERS if gain > 1 else REFUTED), text, {"ratios": ratios})
+
+
+def against_sgd(r: common.Results) -> Finding:
+    wide = r["widths"] >= r["n"] / 4
+    kappa = r["kappas"][0]
+    sgd = _sketched_seconds(r, "sgd", 1e-2, kappa)
+    gain = {m: _over(sgd, _sketched_seconds(r, m, 1e-2, kappa)) for m in ("plain", "columns", "deflation")}
+    text = "; ".join(f"{m} {listed(v)}" for m, v in gain.items())
+    holds = bool((gain["plain"][wide] > 1).all())
+    text = f"SGD's time to 1e-2 over EAGLE's at r = {listed(r['widths'])}: {text}"
+    verdict = _verdict(holds, DIFFERS if (gain["deflation"][wide] > 1).all() else REFUTED)
+    return Finding(verdict, text, {m: v.tolist() for m, v in gain.items()})
+
+
+def against_sketch_cg(r: common.Results) -> Finding:
+    kappa = r["kappas"][-1]
+    cg = _sketched_seconds(r, "sketch_cg", 1e-6, kappa)
+    part = {m: _over(_sketched_seconds(r, m, 1e-6, kappa), cg) for m in ("plain", "columns", "deflation")}
+    numbers = {m: [None if np.isnan(x) else float(x) for x in v] for m, v in part.items()}
+    text = "; ".join(f"{m} {listed(v)}" for m, v in part.items())
+    text = f"EAGLE's time to 1e-6 over sketch-and-CG's at kappa = {kappa:.0e}, r = {listed(r['widths'])}: {text}"
+    text += " (0: sketch-and-CG does not get there, nan: neither does)"
+    middle = float(np.nanmedian(part["plain"][:-1])) if np.isfinite(part["plain"][:-1]).any() else np.inf
+    return Finding(_verdict(middle <= 0.5, DIFFERS if middle < 1 else REFUTED), text, numbers)
