@@ -33,7 +33,7 @@ def tangent(J, blocks, tangents, peers: Alone | Peers = Alone()):  # noqa: B008 
 def pseudo_inverse(A, estimate):
     """A^+ (n x d) by estimate(A, B) = B A^+, with as few right-hand sides as possible.
 
-    NaN where it is not even half right, so that no derivative is wrong in silence.
+    NaN where it has lost more than half of its digits, so that no derivative is wrong in silence.
     """
     d, n = A.shape
     wide = d <= n

@@ -15,7 +15,7 @@ from eagle_jax import accelerated, averaging
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal
 from eagle_jax.schedules import resolve
 from eagle_jax.solution import Method, Solution
-from eagle_jax.solve import estimate, solve
+from eagle_jax.solve import check_ridge, estimate, solve
 
 _AXIS = "machines"
 
@@ -79,30 +79,37 @@ def _sharded(function, sharded, replicated, mesh: Mesh, axis: str, options):
         raise ValueError(f"axis={axis!r} is not an axis of the mesh; expected one of {mesh.axis_names}")
     padding = -sharded[0].shape[1] % mesh.shape[axis]
     sharded = [jnp.pad(x, ((0, 0), (0, padding))) if padding else x for x in sharded]
-    sketch = options.pop("sketch", None)
-    return _run_sharded(function, tuple(sharded), replicated, sketch, mesh, axis, tuple(sorted(options.items())))
+    arrays, static = _split(options)
+    return _run_sharded(function, tuple(sharded), replicated, arrays, mesh, axis, static)
+
+
+def _split(options):
+    """Options that may be traced, and the others, hashable."""
+    arrays = {name: options.pop(name) for name in ("sketch", "ridge") if name in options}
+    if "ridge" in arrays:
+        check_ridge(arrays["ridge"])
+    return arrays, tuple(sorted(options.items()))
 
 
 @partial(jax.jit, static_argnums=(0, 4, 5, 6))
-def _run_sharded(function, sharded, replicated, sketch, mesh: Mesh, axis: str, options):
+def _run_sharded(function, sharded, replicated, arrays, mesh: Mesh, axis: str, static):
     columns, everywhere = PartitionSpec(None, axis), PartitionSpec()
 
-    def run(sharded, replicated, sketch):
-        return function(*sharded, *replicated, axis_name=axis, sketch=sketch, **dict(options))
+    def run(sharded, replicated, arrays):
+        return function(*sharded, *replicated, axis_name=axis, **arrays, **dict(static))
 
     specs = (columns, everywhere, everywhere)
-    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=everywhere)(sharded, replicated, sketch)
+    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=everywhere)(sharded, replicated, arrays)
 
 
 def _worked(function, A, B, replicated, options):
-    sketch = options.pop("sketch", None)
-    return _run_workers(function, A, B, replicated, sketch, tuple(sorted(options.items())))
+    return _run_workers(function, A, B, replicated, *_split(options))
 
 
 @partial(jax.jit, static_argnums=(0, 5))
-def _run_workers(function, A, B, replicated, sketch, options):
+def _run_workers(function, A, B, replicated, arrays, static):
     def run(A, B):
-        return function(A, B, *replicated, axis_name=_AXIS, sketch=sketch, **dict(options))
+        return function(A, B, *replicated, axis_name=_AXIS, **arrays, **dict(static))
 
     solution = jax.vmap(run, axis_name=_AXIS)(A, B)
     return jax.tree.map(lambda x: x[0], solution)

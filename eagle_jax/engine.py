@@ -5,11 +5,12 @@ Everything happens on a fat matrix M (s x l, s <= l) with right-hand sides as ro
     least squares   X M ~ rhs     rhs: p x l, X: p x s      (M = A, when A has more columns than rows)
     minimum norm    X M^T = rhs   rhs: p x s, X: p x l      (M = A^T otherwise)
 
-An Update multiplies M from the left by T = scale (I - eta M M^T). The same factor acts on the right-hand side, so
-X is the same for every M_l and each step may start from the X of the one before. Once M_l is moderately
-conditioned, conjugate residuals on the explicit E = M_l M_l^T (s x s times p rows) are far cheaper than a further
-Update, so the loop alternates: Update, then as many thin iterations as pay. What stops it is the backward error of X
-in the *original* M and rhs, so rounding in the conditioned copies cannot fake convergence.
+An Update multiplies M from the left by T = scale (I - eta M M^T). The same factors act either on the right-hand side
+(the carried path: X is the same for every M_l, and each step starts from the X of the one before), or on the identity
+(the others: Q = T ... T conditions the residual of X in the original problem). Once M_l is moderately conditioned,
+conjugate residuals on the explicit E = M_l M_l^T (s x s times p rows) are far cheaper than a further Update, so the
+loop alternates: Update, then as many thin iterations as pay. What stops it is the backward error of X in the
+*original* M and rhs, so rounding in the conditioned copies cannot fake convergence.
 """
 
 from collections.abc import Callable
@@ -146,8 +147,8 @@ def _judge_carried(c: Carry, errors: Errors, slow, full_rank, rtol, *, gain, any
 
 
 def _judge_robust(c: Carry, errors: Errors, slow, full_rank, rtol):
-    """A large residual makes the answer sensitive to the gradient's last digits, and a pass is cheap: go on until it
-    no longer helps, though M is conditioned or one more cycle has been tried.
+    """A large residual makes the answer sensitive to the gradient's last digits, and a pass is cheap: go on while it
+    helps, and stop only when M is conditioned or a further cycle has brought nothing.
     """
     better = errors.merit < _BETTER * c.errors.merit
     final = (norm(_centred(c.E)) <= 0.1) | (~better & (c.steps > c.best_step))
@@ -321,7 +322,7 @@ def _carried_solve(c: Carry, _, needed, *, fixed):
 
 
 def _conditioned_solve(c: Carry, _, needed, *, minimum_norm):
-    """Conditions the original problem's residual by Q = c.C and solves for a correction. Returns the same."""
+    """A correction from the original problem's residual, conditioned by Q = c.C. Returns what `_carried_solve` does."""
     r = matmul(in_range(c.residual, c.E) if minimum_norm else c.residual, c.C.T)
     krylov, i, slow = conjugate_residuals(by_energy(c.E), r, None, _ROBUST_ITERATIONS, _blind(c))
     z = in_range(krylov.z, c.E)

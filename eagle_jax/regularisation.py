@@ -27,7 +27,7 @@ from jax import lax
 from eagle_jax.blocks import as_matrices, check_equal
 from eagle_jax.plain import scaled_state
 from eagle_jax.scaling import step_budget
-from eagle_jax.schedules import resolve
+from eagle_jax.schedules import FixedSteps, resolve
 from eagle_jax.spectral import vary
 from eagle_jax.update import matmul, update_estimate
 
@@ -68,7 +68,7 @@ def stopping_path(A, B, *, steps: int, schedule="paper", key=None, probes: int |
     if 0 in A.shape or B.shape[0] == 0:
         raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected at least one row and one column in each")
     fixed = resolve(schedule)
-    if fixed is None:
+    if not isinstance(fixed, FixedSteps):
         raise ValueError('stopping_path follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)')
     limit = step_budget(fixed, float(jnp.finfo(A.dtype).eps))
     if not (isinstance(steps, int) and 1 <= steps <= limit):
@@ -80,7 +80,7 @@ def stopping_path(A, B, *, steps: int, schedule="paper", key=None, probes: int |
 
 
 def _probes(A, key, probes):
-    """Rows g with mean of gᵀ N g = tr(N) / d."""
+    """Rows g; the mean of g N gᵀ / g gᵀ is tr(N) / d."""
     d = A.shape[0]
     if probes is None:
         return jnp.eye(d, dtype=A.dtype)

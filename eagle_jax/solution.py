@@ -42,7 +42,7 @@ _MESSAGES = {
     ),
     Status.INCONSISTENT: (
         "the data is not B = W A for any W. Averages over machines and sketches then end elsewhere than at B A^+ C; "
-        'use acceleration="auto" for machines, schedule="optimal" with a sketch.'
+        'use acceleration="auto" for machines, without a sketch; schedule="optimal" with a sketch on one machine.'
     ),
 }
 
@@ -71,9 +71,11 @@ class SketchedStats(NamedTuple):
     Attributes:
       steps: sketches used.
       dense_steps: Updates of the whole A afterwards; 0 if the sketches were enough.
-      backward_error: estimate of ||B - W A|| / ||B|| from random columns; after dense steps as in `Stats`.
+      backward_error: estimate of ||B - W A|| / (||A|| ||W|| + ||B||) from random columns.
       norm: ||A||_F.
       condition: estimate of ||A|| / (smallest singular value that the sketches resolved).
+
+    After dense steps the last three are as in `Stats`.
     """
 
     steps: jax.Array
@@ -127,8 +129,10 @@ class Solution(NamedTuple):
 
     @property
     def forward_error(self) -> jax.Array:
-        """||W - B A^+|| / ||B A^+||, estimated as condition * backward error. With a large residual B - W A on
-        ill-conditioned data the true one can be larger, by up to a factor of the condition number.
+        """||W - B A^+|| / ||B A^+||, estimated as condition * backward error; of A^+ C where C is thinner than B.
+
+        With a large residual B - W A on ill-conditioned data the true one can be larger, by up to a factor of the
+        condition number.
         """
         return self.stats.condition * self.stats.backward_error
 

@@ -47,39 +47,40 @@ def solve(
 
     Works under jit, vmap, grad and in float32 or float64; A may have any shape and rank. Subnormal entries are zeros,
     as they are to XLA. Derivatives of any order are those of B A^+ C, for changes of A that keep its rank, whatever the
-    schedule; they are taken at the solution, and take a solve with min(d, n) right-hand sides.
+    schedule; they are taken at the solution, and take a solve with min(d, n) right-hand sides. Where that has lost more
+    than half of its digits they are NaN.
 
     Args:
       A, B, C: d x n, d' x n and d x n'. Leading dimensions are a batch, and broadcast; every lane has its status.
       rtol: backward error to reach, 32 eps by default (the solver aims at a quarter of it). CONVERGED means that
         min(||R||/(||A|| ||W|| + ||B||), ||R A^T||/(||A|| ||R||)) <= rtol for R = B - W A and every row of B, measured
-        on the A and B you gave (or the same for A y = C, whichever of B and C is thinner).
+        on the A and B you gave (or the same for A y = C, whichever of B and C is thinner). Plain schedules of `solve`
+        know D and no W: there it is what is left of C, or what A still explains of it.
       rcond: singular values below rcond*||A|| need not be resolved; eps*max(d, n) by default. It is a budget of steps
         and no sharp filter: values within a factor of ten of the cut are damped.
       max_steps: stop after that many Updates of A.
-      schedule: "optimal" (default), "paper" (eta=1/3, gamma=1), "emergent", or a pair (eta, gamma). Anything but
-        "optimal" runs the paper's plain iteration and stops on the residual of C. A `LayerSteps` runs all its steps and
-        nothing else, whatever max_steps and acceleration say; the status tells whether that was enough.
+      schedule: "optimal" (default), "paper" (eta=1/3, gamma=1), "emergent", a pair (eta, gamma) or a `FixedSteps`.
+        Anything but "optimal" runs the paper's plain iteration. A `LayerSteps`, for `solve` without a sketch, runs all
+        its steps and nothing else, whatever max_steps and acceleration say; the status tells whether that was enough.
       condition_dtype: condition A in that lower precision, e.g. float32 for float64 data or bfloat16 on accelerators,
-        and refine to rtol in the precision of the data. Where that does not get there (condition numbers near
-        1/eps of that precision, deficient rank), the whole solve runs again in the precision of the data.
-      sketch: a `Sketch`: no step costs more than O(n d r), where d x n x d is too much. `stats` is a `SketchedStats`,
-        max_steps counts sketches, and the backward error is estimated from random columns. "optimal" ends at B A^+ C
-        for all data, by dense steps if n/r sketches were not enough (B != W A); with max_steps it does not, and says
-        so. Other schedules are the paper's sketched steps, for B = W A (else the status is INCONSISTENT). r = n is the
-        same as no sketch.
+        and refine to rtol in the precision of the data. Where that does not get there (in float32 from condition
+        numbers of about 1e5 on, or deficient rank), the whole solve runs again in the precision of the data. For
+        "optimal" without max_steps, sketch or axis_name.
+      sketch: a `Sketch`: a sketched step costs O(n d r), where d x n x d is too much. `stats` is a `SketchedStats`,
+        max_steps counts sketches, and the backward error is estimated from random columns. "optimal" takes about
+        rank(A)/r sketches if B = W A, and ends at B A^+ C for all other data too, by dense steps; with max_steps it
+        does not, and says so. Other schedules, and all on machines, are the paper's sketched steps, for B = W A (else
+        the status is INCONSISTENT). r = n is the same as no sketch; n counts this machine's columns, and a ridge's d.
       ridge: lambda, at least 0: W minimises ||W A - B||^2 + lambda ||W||^2, and `value` is W C. May be traced.
       axis_name: inside `shard_map` or `vmap` over an axis of that name, A and B are this machine's columns of the whole
         A and B, C is replicated, and so are the results. Only blocks of the size of C and D cross machines, or half
         a d x d matrix where that takes fewer floats. `stats` is a `DistributedStats`; max_steps counts rounds.
       acceleration: with axis_name only. "none" and "freeze" are the paper's averaging, for B = W A (else the status is
-        INCONSISTENT); "krylov" reaches its limit in fewer rounds; "auto" is right for all data. Machines that sketch
-        average: there "auto" is "none".
+        INCONSISTENT), and the only ones that take a plain schedule; "krylov" reaches its limit in fewer rounds; "auto"
+        is right for all data. Machines that sketch average: there "auto" is "none".
     """
     A, B, C = as_blocks(A, B, C, batched=axis_name is None)
     settings = _settings(A, rtol, rcond, max_steps, schedule, condition_dtype)
-    if settings.condition_dtype is not None and not (sketch is None and axis_name is None):
-        raise ValueError("condition_dtype with a sketch or axis_name; it is for the dense solver on one machine")
     return _dispatch(A, B, C, settings, sketch, ridge, axis_name, acceleration)
 
 
@@ -101,8 +102,6 @@ def estimate(
     A, B = as_matrices(A=A, B=B, batched=axis_name is None)
     check_equal("columns", "B", B.shape[-1], "A", A.shape[-1])
     settings = _settings(A, rtol, rcond, max_steps, schedule, condition_dtype)
-    if settings.condition_dtype is not None and not (sketch is None and axis_name is None):
-        raise ValueError("condition_dtype with a sketch or axis_name; it is for the dense solver on one machine")
     return _dispatch(A, B, None, settings, sketch, ridge, axis_name, acceleration)
 
 
@@ -130,13 +129,17 @@ class Prepared(NamedTuple):
 
     def __call__(self, C) -> Solution:
         W, status, stats = self.estimate
-        (C,) = as_matrices(C=C)
-        check_equal("rows", "C", C.shape[0], "A", W.shape[1])
+        (C,) = as_matrices(C=C, batched=True)
+        check_equal("rows", "C", C.shape[-2], "A", W.shape[-1])
         D = matmul(W, C)
-        broken = jnp.where(jnp.all(jnp.isfinite(C)), Status.BREAKDOWN, Status.NONFINITE)
+        broken = jnp.where(_all_finite(C), Status.BREAKDOWN, Status.NONFINITE)
         converged = status == int(Status.CONVERGED)
-        status = jnp.where(converged & ~jnp.all(jnp.isfinite(D)), broken, status).astype(jnp.int32)
-        return Solution(jnp.where(status == int(Status.NONFINITE), jnp.nan, D), status, stats)
+        status = jnp.where(converged & ~_all_finite(D), broken, status).astype(jnp.int32)
+        return Solution(jnp.where((status == int(Status.NONFINITE))[..., None, None], jnp.nan, D), status, stats)
+
+
+def _all_finite(x):
+    return jnp.all(jnp.isfinite(x), axis=(-2, -1))
 
 
 def prepare(A, B, **options) -> Prepared:
@@ -147,8 +150,8 @@ def prepare(A, B, **options) -> Prepared:
 class Trajectory(NamedTuple):
     """Iterates of the plain algorithm; entry l of each history is the value after l+1 steps.
 
-    D: steps x d' x n'. residual: ||A_l^T C_l|| / (||A_l|| ||C_l||), 0 once C_l vanishes. C_norm: ||C_l|| / ||C_0||.
-    kappa: condition number of A_l (by SVD).
+    D: steps x d' x n'. residual: the largest over the columns of ||A_l^T C_l|| / ||C_l||, 0 once C_l vanishes; plain
+    steps keep ||A_l|| <= 1. C_norm: ||C_l|| / ||C_0||. kappa: condition number of A_l (by SVD).
     """
 
     D: jax.Array
@@ -209,6 +212,10 @@ def _lower_precision(condition_dtype, dtype) -> np.dtype | None:
 
 
 def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, ridge, axis_name, acceleration) -> Solution:
+    if acceleration not in machines.ACCELERATIONS:
+        raise ValueError(f"acceleration={acceleration!r}; expected one of {machines.ACCELERATIONS}")
+    if settings.condition_dtype is not None and not (sketch is None and axis_name is None):
+        raise ValueError("condition_dtype with a sketch or axis_name; it is for the dense solver on one machine")
     if ridge is not None:
         A, B = _with_ridge(A, B, ridge, axis_name)
     sketch = _useful(sketch, A)
@@ -217,10 +224,16 @@ def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, ridge, axis_na
     return lanes(lambda A, B, C: _alone(A, B, C, sketch, settings), A, B, C)
 
 
+def check_ridge(ridge):
+    if ridge is None or isinstance(ridge, jax.core.Tracer):
+        return
+    if not (np.ndim(ridge) == 0 and ridge >= 0):
+        raise ValueError(f"ridge={ridge}; expected a number, at least 0, or None for none")
+
+
 def _with_ridge(A, B, ridge, axis_name):
     """[A, sqrt(ridge) I] and [B, 0]: least squares on them is ridge regression. Machines share the ridge out."""
-    if not isinstance(ridge, jax.core.Tracer) and not (np.ndim(ridge) == 0 and ridge >= 0):
-        raise ValueError(f"ridge={ridge}; expected a number, at least 0, or None for none")
+    check_ridge(ridge)
     share = 1 if axis_name is None else lax.axis_size(axis_name)
     d = A.shape[-2]
     weight = jnp.sqrt(jnp.asarray(ridge, A.dtype) / share) * jnp.eye(d, dtype=A.dtype)
@@ -310,8 +323,6 @@ def _estimate(A, B, settings: Settings) -> Solution:
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Settings, acceleration) -> Solution:
-    if acceleration not in machines.ACCELERATIONS:
-        raise ValueError(f"acceleration={acceleration!r}; expected one of {machines.ACCELERATIONS}")
     rtol, rcond, limit, fixed, _ = settings
     if isinstance(fixed, LayerSteps):
         if C is None:

@@ -60,11 +60,11 @@ def wide(d: int, n: int) -> dict[str, list[float]]:
     A = problems.conditioned(key[0], n=n, d=d, kappa=1e3, dtype=jnp.float64).A
     B, C = jax.random.normal(key[1], (2, n), jnp.float64), jax.random.normal(key[2], (d, 2), jnp.float64)
     sketch = Sketch(4 * d, jax.random.key(3), "columns")
-    rotated = Sketch(d // 4, jax.random.key(3), "columns")
+    narrow = Sketch(d // 4, jax.random.key(3), "columns")
     solvers = {
         "lstsq": lambda p: baselines.direct(*p).D,
         "dense EAGLE": lambda p: eagle_jax.solve(*p).value,
-        "sketched EAGLE": lambda p: eagle_jax.solve(*p, sketch=rotated).value,
+        "sketched EAGLE": lambda p: eagle_jax.solve(*p, sketch=narrow).value,
         "sketch-and-precondition": lambda p: baselines.sketch_and_precondition(*p, sketch=sketch, steps=60).D,
     }
     solvers = {name: jax.jit(f) for name, f in solvers.items()}

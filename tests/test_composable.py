@@ -77,3 +77,26 @@ def test_forward_error_is_of_the_right_size(kappa, x64):
     found = error(solution.value, c) / c.scale * norm2(c.A)  # against ||W|| ||C|| would be stricter for this C
     assert found <= 10 * float(solution.forward_error) + 100 * eps(np.float64)
     assert float(solution.forward_error) <= 10 * kappa * 32 * eps(np.float64)
+
+
+def test_a_prepared_batch_takes_a_batch_of_queries(x64):
+    cases = [make_case(5, 5, np.float64, kappa=k, seed=s) for s, k in enumerate((2.0, 30.0))]
+    A, B, C = (jnp.stack([getattr(c, name) for c in cases]) for name in "ABC")
+    prepared = eagle_jax.prepare(A, B)
+    for D, case in zip(prepared(C).value, cases, strict=True):
+        assert error(D, case) <= 1e-12 * case.scale
+    bad = prepared(C.at[1, 0, 0].set(jnp.nan))
+    assert bad.status.tolist() == [Status.CONVERGED, Status.NONFINITE]
+    assert jnp.isfinite(bad.value[0]).all() and jnp.isnan(bad.value[1]).all()
+    with pytest.raises(ValueError, match="C has 4 rows but A has 5"):
+        prepared(C[:, :4])
+
+
+def test_machines_take_a_traced_ridge(x64):
+    c = make_case(4, 12, np.float64, consistent=False)
+    A, B = (x.reshape(len(x), 2, 6).swapaxes(0, 1) for x in (c.A, c.B))
+    D = jax.jit(lambda ridge: eagle_jax.solve_workers(A, B, c.C, ridge=ridge).value)(0.3)
+    W = c.B @ c.A.T @ np.linalg.inv(c.A @ c.A.T + 0.3 * np.eye(4))
+    assert norm2(D - W @ c.C) <= 1e-11 * norm2(W) * norm2(c.C)
+    with pytest.raises(ValueError, match="ridge=-1"):
+        eagle_jax.solve_workers(A, B, c.C, ridge=-1)

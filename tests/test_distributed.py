@@ -66,6 +66,7 @@ def test_consistent_data(dtype, acceleration, columns):
     assert error(s.value, wanted(A, B, C)) < tolerance(dtype)
 
 
+@pytest.mark.float32_is_slow
 @pytest.mark.parametrize(
     ("columns", "shape"), [(WIDE, (2, 3)), (NARROW, (3, 2)), slow(NARROW, (2, 3)), slow(WIDE, (3, 2))]
 )

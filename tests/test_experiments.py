@@ -277,7 +277,7 @@ def test_error_map(tiny):
     assert r["error"][:, 1].max() < 1e-10 and (r["error"][0, 0] > r["error"][0, 1]).all()
 
 
-LONG = {"error_map", "restart", "transfer"}  # what takes longest, even tiny
+LONG = {"error_map", "restart", "transfer", "sketching"}  # what takes longest, even tiny
 
 
 @pytest.mark.parametrize("left_out", [LONG, pytest.param(set(), marks=pytest.mark.slow)], ids=["most", "all"])

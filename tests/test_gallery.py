@@ -19,7 +19,14 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize(("name", "n"), [(name, n) for name, sizes in SIZES.items() for n in sizes])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        pytest.param(name, n, marks=() if n == max(sizes) else pytest.mark.slow)
+        for name, sizes in SIZES.items()
+        for n in sizes
+    ],
+)
 def test_ill_conditioned(dtype, name, n):
     """Backward error at rounding level; forward error as small as conditioning allows and near numpy's."""
     A = problems.gallery(name, n, dtype)
@@ -44,7 +51,7 @@ def test_ill_conditioned(dtype, name, n):
 
 
 @pytest.mark.parametrize("consistent", [True, False])
-@pytest.mark.parametrize(("d", "n", "rank"), [(12, 12, 7), (20, 8, 5), (8, 20, 1)])
+@pytest.mark.parametrize(("d", "n", "rank"), [(12, 12, 7), (8, 20, 1), pytest.param(20, 8, 5, marks=pytest.mark.slow)])
 def test_exact_rank_deficiency(dtype, d, n, rank, consistent):
     """Products of small integers: the rank is exact in floating point, without noise in the null space."""
     rng = np.random.default_rng([d, n])

@@ -45,6 +45,7 @@ def test_larger_sizes_take_another_path(dtype, shape):
         helpers.assert_close(D, case)
 
 
+@pytest.mark.float32_is_slow
 @pytest.mark.parametrize("schedule", ["optimal", "paper"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_estimate_is_the_minimum_norm_estimate(dtype, shape, schedule):

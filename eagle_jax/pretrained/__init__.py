@@ -1,4 +1,4 @@
-"""Trained weights, one small .npz a run: `load("distributed", seed=3)`. MODELS.md in this folder is the model card."""
+"""Trained weights, one small .npz a run: `load("distributed", seed=1)`. MODELS.md in this folder is the model card."""
 
 import json
 import pathlib
