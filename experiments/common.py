@@ -4,6 +4,7 @@ An experiment is a frozen dataclass `Config`, a function `run(cfg)` that returns
 scalars, and `PRESETS` with the configurations "quick", "default" and "full". Nothing here plots.
 """
 
+import ast
 import contextlib
 import contextvars
 import dataclasses
@@ -156,11 +157,29 @@ def interleaved_seconds(functions: Mapping[str, Callable], problem: Problem, rep
 
 
 def source_digest(item: str) -> str:
-    """Changes when the library or the experiment does: results of other code are not silently reused."""
+    """Changes when the library, the experiment, what it imports or the weights it uses do."""
+    sources = sorted(_with_imports(item, set()))
+    paths = [*sorted((ROOT / "eagle_jax").glob("*.py")), *(ROOT / "experiments" / f"{name}.py" for name in sources)]
+    if any("pretrained" in path.read_text(encoding="utf-8") for path in paths[-len(sources) :]):
+        paths += sorted((ROOT / "eagle_jax" / "pretrained").glob("*.npz"))
     digest = hashlib.sha256()
-    for path in [*sorted((ROOT / "eagle_jax").glob("*.py")), ROOT / "experiments" / f"{item}.py"]:
+    for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _with_imports(item: str, found: set[str]) -> set[str]:
+    """The experiment and the modules of this package that it imports, directly or not."""
+    if item not in found:
+        found.add(item)
+        tree = ast.parse((ROOT / "experiments" / f"{item}.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module == "experiments":
+                for alias in node.names:
+                    _with_imports(alias.name, found)
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("experiments."):
+                _with_imports(str(node.module).removeprefix("experiments."), found)
+    return found
 
 
 def git_revision() -> str:
@@ -279,15 +298,15 @@ def show_in_help() -> None:
 def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any], needed: tuple[str, ...] = ()) -> None:
     """The command line of one experiment; `needed` are flags of its own that have no default."""
     define_out_flag()
-    flags.DEFINE_bool("quick", False, "A small version, to see it work.")
-    flags.DEFINE_integer("runs", presets["full"].runs, "Independent problems per setting.", lower_bound=1)
-    flags.DEFINE_integer("seed", presets["full"].seed, "Seed of the first key.")
+    flags.DEFINE_enum("preset", "default", list(presets), "How much to run.")
+    flags.DEFINE_integer("runs", None, "Independent problems per setting, in place of the preset's.", lower_bound=1)
+    flags.DEFINE_integer("seed", None, "Seed of the first key, in place of the preset's.")
 
     def main(argv: list[str]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"unknown arguments {argv[1:]}")
         jax.config.update("jax_enable_x64", True)
-        cfg = presets["quick" if flags.FLAGS.quick else "full"]
+        cfg = presets[flags.FLAGS.preset]
         given = {name: flags.FLAGS[name].value for name in ("runs", "seed") if flags.FLAGS[name].present}
         given |= {name: flags.FLAGS[name].value for name in needed}
         cfg = dataclasses.replace(cfg, **given)

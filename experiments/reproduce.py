@@ -1,9 +1,10 @@
-"""Runs every experiment, draws the figures, judges the claims and writes the report.
+"""Runs every experiment behind a claim, draws the figures, judges the claims and writes the report.
 
-    python -m experiments.reproduce --preset=quick|default|full [--matrix_dir=FOLDER]
+    python -m experiments.reproduce --preset=quick|default|full [--out=FOLDER] [--seed=N] [--matrix_dir=FOLDER]
 
 Items whose stored results come from the same configuration and the same source are skipped, so an interrupted
-run can be resumed by the same command. "full" is the paper's 50 runs. R1 needs SuiteSparse matrices in a folder.
+run can be resumed by the same command. "full" has the paper's 50 runs, and 10 where networks or many machines are
+run. R1 needs SuiteSparse matrices in a folder. Presets write to the same folder: give a quick look its own.
 """
 
 import dataclasses
@@ -56,7 +57,9 @@ def _configured(preset: str, seed: int | None, matrix_dir: str | None) -> list[t
 def run_all(preset: str, out: Path, seed: int | None = None, matrix_dir: str | None = None) -> None:
     """Every experiment whose results are not there yet, under one progress display."""
     pairs = _configured(preset, seed, matrix_dir)
+    given = {"seed": seed, "matrix_dir": matrix_dir}
     command = f"python -m experiments.reproduce --preset={preset}"
+    command += "".join(f" --{name}={value}" for name, value in given.items() if value is not None)
     with common.progress() as display:
         whole = display.add_task("experiments", total=len(pairs))
         for i, (experiment, cfg) in enumerate(pairs, 1):
