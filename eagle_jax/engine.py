@@ -85,7 +85,7 @@ class Path(NamedTuple):
       look: Carry -> (`projected` of backward_error, whether the rank is certainly full).
       judge: (Carry before, new Errors, slow, full rank, rtol) -> (try another thin solve, may stop here).
       limit: steps in all.
-      stride: steps between thin solves where that is less than a cycle. Such a path gives up when a cycle and a stride
+      stride: steps between thin solves where that is less than a cycle. Such a path gives up when two cycles
         have brought no improvement.
       dtype: of the conditioned copies; None: that of the data. X and its errors always have that of the data.
     """
@@ -198,7 +198,7 @@ def condition_and_solve(target: Target, E, rtol, path: Path):
     def more(c: Carry):
         over = c.done | c.inconsistent if path.carry_rhs else c.done
         if path.stride is not None:
-            over = over | (c.steps - c.best_step >= len(path.cycle) + path.stride)
+            over = over | (c.steps - c.best_step >= 2 * len(path.cycle))
         return ~over & (c.steps < path.limit)
 
     end = lax.while_loop(more, lambda c: refine(_advance(c, path.cycle, left(c), path.stride)), start)
