@@ -469,7 +469,8 @@ def least_squares(A, rhs, rtol, rcond, max_steps, condition_dtype=None):
     stages = [partial(condition, path=path) for path in paths]
     if gram:
         stages.insert(0, partial(condense, dtype=A.dtype))
-    if condition_dtype is not None:
+    # Below 2e-3 a Gram matrix cannot be refined by, see `gram_and_solve`.
+    if condition_dtype is not None and not (gram and float(jnp.finfo(condition_dtype).eps) > 2e-3):
         path = refined(s, minimum_norm, condition_dtype)
         stages.insert(0, partial(condense, dtype=condition_dtype) if gram else partial(condition, path=path))
     X, status, stats = _first_certified(stages, A, scaled_rhs)

@@ -179,6 +179,7 @@ class Deflation(NamedTuple):
     left: jax.Array  # ||A||_F
     stuck: jax.Array  # the last step took less than half of it
     step: jax.Array
+    spoilt: jax.Array  # a sketch of nothing but noise has made much of B
 
 
 def orthonormalised(As, Bs):
@@ -201,13 +202,13 @@ def deflate(it: Deflation, n: int, sketch: Sketch) -> Deflation:
     Q, Bq, size = orthonormalised(sketched(it.X[:, :n], S), -sketched(it.Y[:, :n], S))
     _, _, X, Y = update(State(Q, Bq, it.X, it.Y), 1.0, 1.0, 1.0, frozen=True)
     left = norm(X[:, :n])
-    return Deflation(X, Y, jnp.minimum(it.least, size), left, left > 0.5 * it.left, it.step + 1)
+    return Deflation(X, Y, jnp.minimum(it.least, size), left, left > 0.5 * it.left, it.step + 1, it.spoilt)
 
 
 def deflation_start(A, B, C) -> Deflation:
     Y = jnp.concatenate([-B, jnp.zeros((B.shape[0], C.shape[1]), A.dtype)], axis=1)
-    size, zero = norm(A), jnp.asarray(0, jnp.int32)
-    return Deflation(jnp.concatenate([A, C], axis=1), Y, size, size, jnp.asarray(False), zero)
+    size, zero, no = norm(A), jnp.asarray(0, jnp.int32), jnp.asarray(False)
+    return Deflation(jnp.concatenate([A, C], axis=1), Y, size, size, no, zero, no)
 
 
 def run_deflation(A, B, C, sketch: Sketch, rtol, rcond, limit) -> Solution:
@@ -226,12 +227,17 @@ def run_deflation(A, B, C, sketch: Sketch, rtol, rcond, limit) -> Solution:
 
     budget = 8 * math.ceil(min(d, n) / sketch.r) + 64  # a spectrum with many gaps takes more than n/r sketches
     limited = limit is not None and limit < budget
-    step = partial(deflate, n=n, sketch=sketch)
+
+    def step(it: Deflation) -> Deflation:
+        new = deflate(it, n, sketch)
+        grown = norm(new.Y[:, -_EACH:]) > 2 * norm(it.Y[:, -_EACH:])  # W of the probes
+        return new._replace(spoilt=it.spoilt | ((it.left <= nothing) & grown))
+
     c = plain.run(start, step, measure, lambda it: it.Y[:, n:-_PROBES], rtol, limit if limited else budget)
     # Rounding noise that came out in Q does harm where C has a part outside of A's range, and nowhere else.
     raised = jnp.minimum(eps * n**0.5 * _GROWTH * safe_divide(size, c.iterate.least), 1)
     outside = worst(safe_divide(norm(c.iterate.X[:, n:-_PROBES], 0), size_C))
-    noisy = raised**2 * outside > max(rtol, d * float(eps))
+    noisy = c.iterate.spoilt | (raised**2 * outside > max(rtol, d * float(eps)))
     failed = jnp.where(c.done, Status.INCONSISTENT, jnp.asarray(Status.MAX_STEPS if limited else Status.STAGNATED))
     failed = jnp.where(noisy, Status.STAGNATED, failed)
     condition = safe_divide(size, jnp.maximum(c.iterate.least, nothing))

@@ -71,7 +71,8 @@ def solve(
         rank(A)/r sketches if B = W A, and ends at B A^+ C for all other data too, by dense steps; with max_steps it
         does not, and says so. Other schedules, and all on machines, are the paper's sketched steps, for B = W A (else
         the status is INCONSISTENT). r = n is the same as no sketch; n counts this machine's columns, and a ridge's d.
-      ridge: lambda, at least 0: W minimises ||W A - B||^2 + lambda ||W||^2, and `value` is W C. May be traced.
+      ridge: lambda, at least 0: W minimises ||W A - B||^2 + lambda ||W||^2, and `value` is W C. May be traced, and
+        differentiated where it is not 0.
       axis_name: inside `shard_map` or `vmap` over an axis of that name, A and B are this machine's columns of the whole
         A and B, C is replicated, and so are the results. Only blocks of the size of C and D cross machines, or half
         a d x d matrix where that takes fewer floats. `stats` is a `DistributedStats`; max_steps counts rounds.
@@ -205,7 +206,10 @@ def _settings(A, rtol, rcond, max_steps, schedule, condition_dtype) -> Settings:
 
 def _lower_precision(condition_dtype, dtype) -> np.dtype | None:
     """Checked; None if it is the precision of the data."""
-    chosen = jnp.dtype(condition_dtype)
+    try:
+        chosen = jnp.dtype(condition_dtype)
+    except TypeError as error:
+        raise ValueError(f"condition_dtype={condition_dtype!r}; expected a floating type, e.g. jnp.float32") from error
     if not jnp.issubdtype(chosen, jnp.floating) or jnp.finfo(chosen).bits > jnp.finfo(dtype).bits:
         raise ValueError(f"condition_dtype={chosen}; expected a floating type no wider than the data's {dtype}")
     return None if chosen == dtype else chosen
@@ -227,7 +231,7 @@ def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, ridge, axis_na
 def check_ridge(ridge):
     if ridge is None or isinstance(ridge, jax.core.Tracer):
         return
-    if not (np.ndim(ridge) == 0 and ridge >= 0):
+    if isinstance(ridge, str) or not (np.ndim(ridge) == 0 and ridge >= 0):
         raise ValueError(f"ridge={ridge}; expected a number, at least 0, or None for none")
 
 

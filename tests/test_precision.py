@@ -102,6 +102,8 @@ def test_derivatives(x64):
     ("options", "message"),
     [
         ({"condition_dtype": int}, "condition_dtype=int64; expected a floating type"),
+        ({"condition_dtype": "nonsense"}, "condition_dtype='nonsense'; expected a floating type"),
+        ({"ridge": "x"}, "ridge=x; expected a number"),
         (
             {"condition_dtype": jnp.float64},
             "condition_dtype=float64; expected a floating type no wider than .* float32",

@@ -284,3 +284,17 @@ def test_sketched_machines(x64):
     noisy = make_case(12, 36, np.float64, consistent=False)
     A, B = (np.stack(np.split(x, 3, axis=1)) for x in (noisy.A, noisy.B))
     assert int(eagle_jax.solve_workers(A, B, noisy.C, sketch=sketch).status) == Status.INCONSISTENT
+
+
+@pytest.mark.parametrize("r", [12, 16])
+def test_noise_of_a_deficient_rank_is_no_data(x64, r):
+    """With r >= d, one sketch may hold all of A, and the next one rounding noise, which B's noise was divided by."""
+    rng = np.random.default_rng(3)
+    A, B = rng.standard_normal((12, 17)), rng.standard_normal((3, 17))
+    A[:, 5:] = A[:, 4:5]
+    W = B @ np.linalg.pinv(A, rcond=1e-12)
+    estimate = jax.jit(lambda key: eagle_jax.estimate(A, B, sketch=Sketch(r, key, "rotated")))
+    for seed in range(4):
+        solution = estimate(key(seed))
+        assert int(solution.status) == Status.CONVERGED
+        np.testing.assert_allclose(solution.value, W, atol=1e-12)
