@@ -147,7 +147,7 @@ def attempt(check: Callable, function: Callable | None, *arguments) -> str:
 def rows() -> dict[str, dict[str, str]]:
     tall, deficient = matrix(60, 20, 20, 1e2), matrix(60, 20, 12, 1e2)
     hard, b = matrix(60, 20, 20, 1e8), vector(60)
-    exactly = exact(tall, b)
+    exactly, wavy = exact(tall, b), tall + 1j * tall[::-1]
     full, low = factored(12, 6, 6, 10.0), factored(12, 6, 3, 10.0)
     ridge: dict[str, Callable] = {
         "eagle_jax": lambda A, b: eagle_jax.lstsq(A, b, ridge=0.5).value,
@@ -161,6 +161,11 @@ def rows() -> dict[str, dict[str, str]]:
             A.T.reshape(20, 4, 15).swapaxes(0, 1), b.reshape(1, 4, 15).swapaxes(0, 1), np.eye(20)
         ).value[0],
     }
+
+    kernel: dict[str, Callable] = {
+        "eagle_jax": lambda X, v: eagle_jax.nystrom(polynomial, X, landmarks=X[::4]).matvec(v),
+    }
+    points, weights = vector(40)[:, None], vector(40, seed=2)
 
     def ridge_value(solve, A, b):
         return relative(solve(A, b), np.linalg.solve(A.T @ A + 0.5 * np.eye(20), A.T @ b))
@@ -184,8 +189,16 @@ def rows() -> dict[str, dict[str, str]]:
         "ridge": each(ridge_value, ridge, tall, b),
         "conditioning in float32": each(value, mixed, tall, b, exactly),
         "rows of A on 4 machines": each(value, sharded, tall, b, exactly),
+        "complex A": each(value, SOLVERS, wavy, b.astype(complex), np.linalg.lstsq(wavy, b, rcond=None)[0]),
+        "kernel matrix of rank 4, Nyström": each(
+            value, kernel, points, weights, np.asarray(polynomial(points, points)) @ weights
+        ),
         "LAPACK routines called": each(library_calls, SOLVERS, tall, b),
     }
+
+
+def polynomial(X, Y):
+    return (1 + X @ Y.T) ** 3
 
 
 def table(found: dict[str, dict[str, str]]) -> str:

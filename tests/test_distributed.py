@@ -158,6 +158,7 @@ def test_joint_range_that_is_not_everything(x64):
         assert error(s.value, wanted(A, B, C)) < 1e-11
 
 
+@pytest.mark.slow
 def test_averaging_does_not_trust_deficient_machines_for_long(x64):
     rng = np.random.default_rng(0)
     ranges = rng.standard_normal((D, 8))

@@ -76,6 +76,7 @@ def test_value_and_derivatives(shape):
     assert_same(value_jvp_vjp(EAGLE()), value_jvp_vjp(reference), 1e-11)
 
 
+@pytest.mark.slow
 def test_vmap_over_operator_and_vector():
     a = jnp.stack([matrix(*SHAPES["deficient"], seed=s) for s in range(3)])
     b = jnp.stack([vector(7, seed=s) for s in range(3)])

@@ -83,6 +83,7 @@ def test_a_killed_rank_ends_the_other(run_ranks, rank):
     assert "no end after" not in output  # noticed by jax, before the watchdog
 
 
+@pytest.mark.slow
 def test_a_stalled_rank_trips_the_watchdog(run_ranks):
     endings = run_ranks(*2 * ["--stall_rank=1 --timeout_seconds=14"])
     barked = [

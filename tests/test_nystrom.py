@@ -105,6 +105,7 @@ def test_floor_does_not_grow_with_kappa(x64):
         assert kappa < 1e10 or explicit > 1e3 * ours
 
 
+@pytest.mark.slow
 def test_jit_and_vmap(x64):
     batch = jnp.stack([points(jnp.float64, seed=s) for s in range(3)])
 

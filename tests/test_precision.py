@@ -66,7 +66,9 @@ def test_what_the_low_precision_cannot_see_it_does_not_answer(x64, monkeypatch, 
         assert norm2(W - expected) <= allowed
 
 
-@pytest.mark.parametrize("rank", [20, None], ids=["deficient", "ill-conditioned"])
+@pytest.mark.parametrize(
+    "rank", [20, pytest.param(None, marks=pytest.mark.slow)], ids=["deficient", "ill-conditioned"]
+)
 def test_the_fallback_answers(x64, rank):
     case = make_case(70, 80, np.float64, kappa=1e2 if rank else 1e9, rank=rank)
     solution = eagle_jax.estimate(case.A, case.B, condition_dtype=jnp.float32)
@@ -76,6 +78,7 @@ def test_the_fallback_answers(x64, rank):
     assert norm2(solution.value - expected) <= 100 * eps(float) * case.kappa * norm2(expected)
 
 
+@pytest.mark.slow
 def test_lanes(x64):
     cases = [make_case(9, 9, np.float64, kappa=kappa, seed=3) for kappa in (5.0, 1e10)]
     A, B = (jnp.stack([getattr(c, name) for c in cases]) for name in "AB")

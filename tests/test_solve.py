@@ -171,7 +171,7 @@ def compilations(action) -> int:
     return sum("backend_compile" in event for event in seen)
 
 
-@pytest.mark.parametrize("schedule", ["optimal", "paper"])
+@pytest.mark.parametrize("schedule", ["optimal", pytest.param("paper", marks=pytest.mark.slow)])
 def test_second_call_compiles_nothing(x64, schedule):
     first, second = (helpers.make_case(7, 5, np.float64, seed=s) for s in (0, 1))
 
