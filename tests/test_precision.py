@@ -66,9 +66,7 @@ def test_what_the_low_precision_cannot_see_it_does_not_answer(x64, monkeypatch, 
         assert norm2(W - expected) <= allowed
 
 
-@pytest.mark.parametrize(
-    "rank", [20, pytest.param(None, marks=pytest.mark.slow)], ids=["deficient", "ill-conditioned"]
-)
+@pytest.mark.parametrize("rank", [20, pytest.param(None, marks=pytest.mark.slow)], ids=["deficient", "ill-conditioned"])
 def test_the_fallback_answers(x64, rank):
     case = make_case(70, 80, np.float64, kappa=1e2 if rank else 1e9, rank=rank)
     solution = eagle_jax.estimate(case.A, case.B, condition_dtype=jnp.float32)
