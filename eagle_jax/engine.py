@@ -284,7 +284,10 @@ def _isometric(E, Q, spread):
 
 
 def _look_at_isometry(c: Carry):
-    E, Q, spread = c.E.astype(c.X.dtype), c.C.astype(c.X.dtype), _spread(c.E, 1)
+    """Rounding noise that has been raised as far as the data looks like full rank too, so it must not have been."""
+    E, Q = c.E.astype(c.X.dtype), c.C.astype(c.X.dtype)
+    raised = c.growth * float(jnp.finfo(c.E.dtype).eps) * c.E.shape[-1] ** 0.5
+    spread = jnp.where(raised <= 0.5, _spread(c.E, 1), jnp.inf)
     return _isometric(E, Q, spread), spread <= 0.5
 
 
@@ -469,7 +472,7 @@ def least_squares(A, rhs, rtol, rcond, max_steps, condition_dtype=None):
     stages = [partial(condition, path=path) for path in paths]
     if gram:
         stages.insert(0, partial(condense, dtype=A.dtype))
-    # Below 2e-3 a Gram matrix cannot be refined by, see `gram_and_solve`.
+    # With fewer digits than that, no Gram matrix is good enough to refine by, see `gram_and_solve`.
     if condition_dtype is not None and not (gram and float(jnp.finfo(condition_dtype).eps) > 2e-3):
         path = refined(s, minimum_norm, condition_dtype)
         stages.insert(0, partial(condense, dtype=condition_dtype) if gram else partial(condition, path=path))

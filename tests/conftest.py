@@ -21,7 +21,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Most of the time goes into compiling, and xdist's workers, which inherit this variable, compile the same programs.
-if "EAGLE_JAX_TEST_CACHE" not in os.environ:
+_OWNER = "EAGLE_JAX_TEST_CACHE" not in os.environ
+if _OWNER:
     os.environ["EAGLE_JAX_TEST_CACHE"] = tempfile.mkdtemp(prefix="eagle_jax_")
 _CACHE = os.environ["EAGLE_JAX_TEST_CACHE"]
 jax.config.update("jax_compilation_cache_dir", _CACHE)
@@ -30,7 +31,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def pytest_sessionfinish():
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    if _OWNER:
         shutil.rmtree(_CACHE, ignore_errors=True)
 
 
