@@ -39,11 +39,14 @@ class Weights(NamedTuple):
         return [jax.tree.map(lambda w, i=i: w[i], self) for i in range(self.query.shape[0])]
 
 
-def layer(Z, weights: Weights, d: int, machines: int = 1, first: int = 0):
+def layer(Z, weights: Weights, d: int, machines: int = 1, first: int = 0, metric=None):
     """Z plus the sum over the heads, for the tokens from `first` on.
 
     With several machines Z is their blocks side by side. There is then one head per machine, which reads that
     machine's block through the shared W_QK and W_V, and writes into every block through its own projection.
+
+    A layer is linear in a token's row, and sees the keys through their Gram matrix alone. Keys F Y of low rank may
+    therefore be given as the few rows Y, with metric = F^T F; `d` is then the number of those rows.
     """
     heads, w = weights.query.shape[:2]
     blocks = split(Z, machines)
@@ -51,7 +54,9 @@ def layer(Z, weights: Weights, d: int, machines: int = 1, first: int = 0):
     queries = _right(tokens, jnp.moveaxis(weights.QK, 0, 1).reshape(w, heads * w))
     if weights.bias is not None:
         queries = queries + jnp.where(jnp.arange(first, Z.shape[-2])[:, None] < d, *weights.bias)
-    seen = attended(queries.reshape(*queries.shape[:-2], -1, w), blocks[..., :d, :])
+    if metric is not None:
+        metric = jnp.broadcast_to(metric[..., None, :, :], (*blocks.shape[:-2], d, d))
+    seen = attended(queries.reshape(*queries.shape[:-2], -1, w), blocks[..., :d, :], metric)
     seen = merge(seen.reshape(*tokens.shape[:-1], heads * w))
     return Z[..., first:, :] + _right(seen, weights.VP.reshape(seen.shape[-1], Z.shape[-1]))
 
@@ -88,24 +93,37 @@ def merge(blocks):
     return jnp.moveaxis(blocks, -3, -2).reshape(*batch, tokens, machines * width)
 
 
+def attended(queries, keys, metric=None):
+    """queries keys^T metric keys, by way of the smaller of the two products in the middle."""
+    if queries.shape[-2] < keys.shape[-2]:
+        return matmul(matmul(queries, keys.mT), _weighted(keys, metric))
+    return _through_gram(queries, keys, metric)
+
+
 @jax.custom_vjp
-def attended(queries, keys):
-    """queries keys^T keys. Its gradient has no transposed batched products, which XLA's CPU backend does slowly."""
-    return _attended(queries, keys)[0]
+def _through_gram(queries, keys, metric):
+    """Its gradient has no transposed batched products, which XLA's CPU backend does slowly."""
+    return _through_gram_fwd(queries, keys, metric)[0]
 
 
-def _attended(queries, keys):
-    gram = matmul(_transposed(keys), keys)
-    return matmul(queries, gram), (queries, keys, gram)
+def _through_gram_fwd(queries, keys, metric):
+    weighted = _weighted(keys, metric)
+    gram = matmul(_transposed(keys), weighted)
+    return matmul(queries, gram), (queries, keys, metric, weighted, gram)
 
 
-def _attended_vjp(residuals, cotangent):
-    queries, keys, gram = residuals
+def _through_gram_bwd(residuals, cotangent):
+    queries, keys, metric, weighted, gram = residuals
     d_gram = matmul(_transposed(queries), cotangent)
-    return matmul(cotangent, gram), matmul(keys, d_gram + d_gram.mT)
+    d_metric = None if metric is None else matmul(keys, matmul(d_gram, keys.mT))
+    return matmul(cotangent, gram), matmul(weighted, d_gram + d_gram.mT), d_metric
 
 
-attended.defvjp(_attended, _attended_vjp)
+_through_gram.defvjp(_through_gram_fwd, _through_gram_bwd)
+
+
+def _weighted(keys, metric):
+    return keys if metric is None else matmul(metric, keys)
 
 
 def _transposed(x):

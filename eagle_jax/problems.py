@@ -66,6 +66,27 @@ def _training_factors(key, rows, columns, s, decay, noise, dtype):
     return R1 * jnp.asarray(decay ** np.arange(1, s + 1) / s**0.5, dtype), R2, Z
 
 
+def compact_training_task(
+    key: jax.Array,
+    *,
+    n: int = 18,
+    d: int = 18,
+    n_out: int = 2,
+    d_out: int = 2,
+    s: int = 10,
+    decay: float = 0.7,
+    dtype: DTypeLike | None = None,
+) -> tuple[Problem, jax.Array]:
+    """`training_task` without noise, as (s rows in place of the d rows of A and C, metric s x s).
+
+    The rows are F times these s ones, and the metric is FᵀF: the Gram matrix of [A C] is [A C]ᵀ metric [A C].
+    """
+    F, R2, _ = _training_factors(key, d + d_out, n + n_out, s, decay, False, _float(dtype))
+    rows = jnp.concatenate([R2.T, matmul(F[d:], R2.T)])
+    columns = jax.lax.optimization_barrier(F[:d].T)  # transposed in memory: XLA's CPU backend is slow otherwise
+    return _cut(rows, s, n), matmul(columns, F[:d])
+
+
 def training_parameter(
     key: jax.Array,
     *,

@@ -81,13 +81,28 @@ class Metrics(NamedTuple):
 def sample(config: TrainConfig, keys: jax.Array):
     """(blocks, Z, wanted) of one task per key; `wanted` is what read_out should be: D, D for each machine, or W*."""
     a = config.architecture
-    make = {"n": a.n, "d": a.d, "n_out": a.n_out, "d_out": a.d_out, "s": config.factors, "noise": config.noise}
-    blocks = Blocks(*jax.vmap(partial(problems.training_task, **make, dtype=jnp.float32))(keys))
+    blocks = Blocks(*_draw(problems.training_task, config, keys, noise=config.noise))
     if a.regime == "estimation":
-        wanted = jax.vmap(partial(problems.training_parameter, **make, dtype=jnp.float32))(keys)
+        wanted = _draw(problems.training_parameter, config, keys, noise=config.noise)
     else:
         wanted = blocks.D[:, None] if a.regime == "distributed" else blocks.D
     return blocks, a.tokens(blocks), wanted
+
+
+def _inputs(config: TrainConfig, keys: jax.Array):
+    """(Z, metric, wanted) for predict: the tasks of `sample`, on fewer tokens where their rank allows it."""
+    a = config.architecture
+    if config.noise or a.regime == "estimation" or config.factors >= a.d:  # estimation's bias tells the keys apart
+        _, Z, wanted = sample(config, keys)
+        return Z, None, wanted
+    blocks, metric = _draw(problems.compact_training_task, config, keys)
+    return a.tokens(Blocks(*blocks)), metric, blocks.D[:, None] if a.regime == "distributed" else blocks.D
+
+
+def _draw(make, config: TrainConfig, keys: jax.Array, **more):
+    a = config.architecture
+    sizes = {"n": a.n, "d": a.d, "n_out": a.n_out, "d_out": a.d_out, "s": config.factors}
+    return jax.vmap(partial(make, **sizes, **more, dtype=jnp.float32))(keys)
 
 
 def task_keys(config: TrainConfig, key, step) -> jax.Array:
@@ -117,8 +132,8 @@ def _gradients(config: TrainConfig, mesh: Mesh | None):
     reduce = (lambda x: x) if mesh is None else partial(jax.lax.pmean, axis_name=mesh.axis_names[0])
 
     def loss(weights, keys):
-        _, Z, wanted = sample(config, keys)
-        return reduce(jnp.mean(jnp.square(config.architecture.predict(weights, Z) - wanted)))
+        Z, metric, wanted = _inputs(config, keys)
+        return reduce(jnp.mean(jnp.square(config.architecture.predict(weights, Z, metric) - wanted)))
 
     gradients = jax.value_and_grad(loss)
     if mesh is None:

@@ -108,12 +108,13 @@ class Architecture:
     def activations(self, weights: Weights, Z):
         return attention.activations(Z, weights, self.keys, self.blocks)
 
-    def predict(self, weights: Weights, Z):
-        """read_out(apply(weights, Z)), without the tokens of the last layer that nobody reads."""
+    def predict(self, weights: Weights, Z, metric=None):
+        """read_out(apply(weights, Z)), without the tokens of the last layer that nobody reads; `metric` as in layer."""
         *layers, last = weights.layers()
+        keys = self.keys if metric is None else metric.shape[-1]
         for layer in layers:
-            Z = attention.layer(Z, layer, self.keys, self.blocks)
-        return self.read_out(attention.layer(Z, last, self.keys, self.blocks, first=self.keys))
+            Z = attention.layer(Z, layer, keys, self.blocks, metric=metric)
+        return self.read_out(attention.layer(Z, last, keys, self.blocks, first=keys, metric=metric))
 
 
 class Transformer(nnx.Module):

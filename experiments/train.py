@@ -7,6 +7,7 @@ Runs are kept in --out, resume after an interruption (SIGTERM included) and end 
 spikes and test error. With --ship that file also goes to eagle_jax/pretrained, with a fresh model card.
 """
 
+import itertools
 import pathlib
 import signal
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from experiments import common
 _REGIME = flags.DEFINE_enum("regime", "unconstrained", [*REGIMES, "all"], "which network, or the whole set")
 _SEED = flags.DEFINE_integer("seed", 0, "seed of the weights and of the tasks")
 _SEEDS = flags.DEFINE_integer(
-    "seeds", 10, "with --regime=all: seeds per setting (at most 3 for 8 heads and estimation)"
+    "seeds", 10, "with --regime=all: seeds per setting (at most 3 for 8 heads, estimation and E14)"
 )
 _NOISE = flags.DEFINE_float("noise", 0.0, "variance of the noise on X; the paper has 0 and 0.01")
 _HEADS = flags.DEFINE_integer("heads", 1, "heads of the unconstrained network")
@@ -40,13 +41,17 @@ _WINDOW = 20
 
 
 def whole_set(seeds: int, steps: int) -> Iterator[TrainConfig]:
-    """Noiseless runs of the three regimes; 8 heads and estimation; noisy runs of the three regimes."""
+    """Noiseless runs of the three regimes; 8 heads and estimation; noisy runs; other signs and initial scales (E14)."""
     three = [Architecture(regime) for regime in ("unconstrained", "computation_limited", "distributed")]
     extra = [Architecture("unconstrained", heads=8), Architecture("estimation", d_out=1)]
-    for architectures, count, noise in ((three, seeds, 0.0), (extra, min(seeds, 3), 0.0), (three, seeds, 0.01)):
+    few = min(seeds, 3)
+    for architectures, count, noise in ((three, seeds, 0.0), (extra, few, 0.0), (three, seeds, 0.01)):
         for seed in range(count):
             for architecture in architectures:
                 yield TrainConfig(architecture, seed=seed, noise=noise, steps=steps)
+    for seed, std, sign in itertools.product(range(few), (0.02, TrainConfig.std, 0.3), (-1, 1)):
+        if (std, sign) != (TrainConfig.std, Architecture.sign):
+            yield TrainConfig(Architecture(sign=sign), seed=seed, std=std, steps=steps)
 
 
 def test_errors(config: TrainConfig, weights) -> list[float]:
@@ -107,7 +112,8 @@ def model_card() -> str:
         "# Trained models",
         "",
         "Linear attention-only transformers of 4 layers, made by `python -m experiments.train --regime=all --ship`:",
-        "Adam 1e-3, batch 1024, 20 000 steps, global-norm clip 0.1, normal initial weights of standard deviation 0.1.",
+        "Adam 1e-3, batch 1024, 20 000 steps, global-norm clip 0.1, normal initial weights of standard deviation 0.1,",
+        "read-out -D_L, unless the name says otherwise (std, plus).",
         "`eagle_jax.pretrained.load(regime, seed=, noise=, heads=)` reads them. Test errors are over 4096 fresh tasks.",
         "",
         "| run | median test MSE after layers 0, 1, 2, 3, 4 | skipped steps | spikes |",

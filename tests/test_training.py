@@ -88,14 +88,14 @@ def test_a_half_written_checkpoint_is_ignored(tmp_path):
 
 def test_steps_without_a_finite_gradient_are_skipped_and_counted(monkeypatch):
     c = config(batch=4)
-    sample = training.sample
+    inputs = training._inputs
 
     def poisoned(config, keys):
-        blocks, Z, wanted = sample(config, keys)
+        Z, metric, wanted = inputs(config, keys)
         bad = jax.random.bits(keys[0]) % 3 == 0
-        return blocks, jnp.where(bad, jnp.inf, 1.0) * Z, wanted
+        return jnp.where(bad, jnp.inf, 1.0) * Z, metric, wanted
 
-    monkeypatch.setattr(training, "sample", poisoned)
+    monkeypatch.setattr(training, "_inputs", poisoned)
     before = training.init(c)
     after, metrics = training.train_steps.__wrapped__(c, before, 12)  # pyright: ignore
     skipped = int(metrics.skipped.sum())
@@ -113,6 +113,22 @@ def test_data_parallel_gives_the_same_curve(regime):
     together, metrics_together = training.train_steps(c, training.init(c), 8, mesh)
     np.testing.assert_allclose(metrics_together.loss, metrics_alone.loss, rtol=1e-5)
     chex.assert_trees_all_close(together.weights, alone.weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("regime", ["unconstrained", "computation_limited", "distributed"])
+def test_the_loss_is_that_of_the_sampled_tasks(regime):
+    c = config(regime)
+    state = training.init(c)
+    keys = training.task_keys(c, state.key, 0)
+    assert training._inputs(c, keys)[1] is not None  # fewer tokens than sample gives
+    _, Z, wanted = training.sample(c, keys)
+    loss = jnp.mean(jnp.square(c.architecture.predict(state.weights, Z) - wanted))
+    weights = jax.tree.map(jnp.array, state.weights)
+    _, metrics = training.train_steps(c, state, 1)
+    np.testing.assert_allclose(metrics.loss[0], loss, rtol=1e-5)
+    state = training.with_weights(c, weights)
+    _, noisy = training.train_steps(dataclasses.replace(c, noise=1.0), state, 1)
+    assert float(noisy.loss[0]) > 2 * float(loss)
 
 
 def test_spikes_come_with_the_norm_of_their_batch():

@@ -81,6 +81,22 @@ def test_gradients_are_those_of_the_formula(x64, name):
     check_grads(lambda w, z: architecture.predict(w, z), (weights, Z), order=1, modes=("rev",), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "estimation"])
+def test_keys_of_low_rank_may_be_given_by_few_rows_and_a_metric(x64, name):
+    architecture = ARCHITECTURES[name]
+    sizes = {name: getattr(architecture, name) for name in ("n", "d", "n_out", "d_out")}
+    blocks, metric = problems.compact_training_task(jax.random.key(1), **sizes, s=4, dtype=jnp.float64)
+    Z, Y = architecture.tokens(tasks(architecture, jnp.float64)), architecture.tokens(Blocks(*blocks))
+    assert Y.shape[-2] == 4 + architecture.d_out < Z.shape[-2]
+    weights = random_weights(architecture, jnp.float64, std=0.1)
+    energy = lambda w, z, m: jnp.sum(jnp.square(architecture.predict(w, z, m)))  # noqa: E731
+    value, gradient = jax.value_and_grad(energy)(weights, Y, metric)
+    wanted, wanted_gradient = jax.value_and_grad(energy)(weights, Z, None)
+    np.testing.assert_allclose(value, wanted, rtol=1e-12)
+    chex.assert_trees_all_close(gradient, wanted_gradient, rtol=1e-10, atol=1e-12 * float(wanted))
+    check_grads(energy, (weights, Y, metric), order=1, modes=("rev",), atol=1e-5, rtol=1e-5)
+
+
 def test_a_token_sees_keys_only(x64):
     """Moving the tokens behind the first d changes nobody else's update."""
     architecture = ARCHITECTURES["unconstrained"]
