@@ -18,8 +18,6 @@ import eagle_jax
 from eagle_jax import Method, Status, problems, theory
 from experiments import common, diversity
 
-_D = flags.DEFINE_integer("d", 240, "rows of A")
-_OUT = flags.DEFINE_string("out", "results", "folder for bench_distributed.json")
 _ALPHAS = (1.0, 0.35, 0.1, 0.012)
 _CAPS = {"averaging": 4_000, "krylov": 600, "cg": 4_000, "gd": 40_000}
 _OUTPUTS = 2  # d' and n'
@@ -114,4 +112,6 @@ def main(_):
 
 
 if __name__ == "__main__":
+    _D = flags.DEFINE_integer("d", 240, "rows of A")
+    _OUT = flags.DEFINE_string("out", "results", "folder for bench_distributed.json")
     app.run(main)

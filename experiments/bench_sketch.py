@@ -19,10 +19,6 @@ import eagle_jax
 from eagle_jax import Sketch, baselines, problems
 from experiments import common, sketching
 
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "repetitions; the least time counts")
-_SIZES = flags.DEFINE_list("sizes", ["240", "960"], "n = d of the step times")
-_OUT = flags.DEFINE_string("out", "results", "folder for bench_sketch.json")
-
 PARTS = (8, 4, 2, 1)
 
 
@@ -93,4 +89,7 @@ def main(_):
 
 
 if __name__ == "__main__":
+    _ROUNDS = flags.DEFINE_integer("rounds", 5, "repetitions; the least time counts")
+    _SIZES = flags.DEFINE_list("sizes", ["240", "960"], "n = d of the step times")
+    _OUT = flags.DEFINE_string("out", "results", "folder for bench_sketch.json")
     app.run(main)

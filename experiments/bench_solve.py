@@ -23,10 +23,6 @@ import eagle_jax
 from eagle_jax import problems
 from experiments import common
 
-_SECTION = flags.DEFINE_enum("section", "all", ["all", "square", "tall", "batch", "precision", "memory"], "what to run")
-_ROUNDS = flags.DEFINE_integer("rounds", 9, "how often each method is run")
-_OUT = flags.DEFINE_string("out", "results", "folder for bench_solve.json")
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -243,4 +239,9 @@ def main(_):
 
 
 if __name__ == "__main__":
+    _SECTION = flags.DEFINE_enum(
+        "section", "all", ["all", "square", "tall", "batch", "precision", "memory"], "what to run"
+    )
+    _ROUNDS = flags.DEFINE_integer("rounds", 9, "how often each method is run")
+    _OUT = flags.DEFINE_string("out", "results", "folder for bench_solve.json")
     app.run(main)

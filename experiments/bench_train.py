@@ -3,10 +3,10 @@
     python -m experiments.bench_train        # needs PyTorch: pip install 'eagle_jax[torch]'
 
 All train the unconstrained network (4 layers, 20 x 20 tokens, batch 1024, float32) with fresh tasks, clip and Adam in
-every step, in turns of --steps steps; ratios are medians over the turns. "eagle_jax" is one device, as experiments.train
-has it; "data-parallel" has one device for each of two cores; "full tokens" is noisy data, whose rows are not of low rank
-(and which need twice the random numbers). The floor is the time that the multiplications of "eagle_jax" would take at
-the rate of one large float32 product.
+every step, in turns of --steps steps; ratios are medians over the turns. "eagle_jax" is one device, as in
+experiments.train; "data-parallel" has one device for each of two cores; "full tokens" is noisy data, whose rows are not
+of low rank (and which need twice the random numbers). The floor is the time that the multiplications of "eagle_jax"
+would take at the rate of one large float32 product.
 """
 
 import dataclasses
@@ -21,10 +21,6 @@ from absl import app, flags
 from eagle_jax import training
 from eagle_jax.training import TrainConfig
 from experiments import common
-
-_ROUNDS = flags.DEFINE_integer("rounds", 7, "turns of each")
-_STEPS = flags.DEFINE_integer("steps", 50, "steps per turn")
-_OUT = flags.DEFINE_string("out", "results", "folder for bench_train.json")
 
 
 def torch_loop(config: TrainConfig):
@@ -79,8 +75,8 @@ def floor(config: TrainConfig) -> tuple[float, float]:
     """(Multiplications and additions of one step / 1e9, milliseconds they take in a large float32 product).
 
     Noiseless tasks have rank s, and their d keys are given as s rows. Per task and layer: Z W_QK, the Gram matrix of
-    the keys, its product with the queries, and W_VP; the gradient takes twice that, and the last layer serves d' tokens,
-    without the Gram matrix.
+    the keys, its product with the queries, and W_VP; the gradient takes twice that, and the last layer serves d'
+    tokens, without the Gram matrix.
     """
     a, s = config.architecture, config.factors
     t, w = s + a.d_out, a.n + a.n_out
@@ -139,4 +135,7 @@ def main(_):
 
 
 if __name__ == "__main__":
+    _ROUNDS = flags.DEFINE_integer("rounds", 7, "turns of each")
+    _STEPS = flags.DEFINE_integer("steps", 50, "steps per turn")
+    _OUT = flags.DEFINE_string("out", "results", "folder for bench_train.json")
     app.run(main)

@@ -19,8 +19,6 @@ from absl import app, flags
 import eagle_jax
 from experiments import common
 
-_OUT = flags.DEFINE_string("out", "results", "folder for neighbours.json")
-
 _TINY = float(jnp.finfo(jnp.float64).eps)
 _lsmr = matfree.lstsq.lsmr(atol=_TINY, btol=_TINY, ctol=_TINY, maxiter=10_000)
 
@@ -215,4 +213,5 @@ def main(_):
 
 
 if __name__ == "__main__":
+    _OUT = flags.DEFINE_string("out", "results", "folder for neighbours.json")
     app.run(main)

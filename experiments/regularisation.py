@@ -19,10 +19,6 @@ from absl import app, flags
 import eagle_jax
 from experiments import common
 
-_SPLITS = flags.DEFINE_integer("splits", 100, "random splits of each data set", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "of the splits")
-_OUT = flags.DEFINE_string("out", "results", "folder for regularisation.json")
-
 # data set, degree
 PROBLEMS = (("diabetes", 1), ("diabetes", 2), ("diabetes", 3), ("linnerud", 1), ("linnerud", 2))
 STEPS, PROBES = 40, 16
@@ -136,4 +132,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    _SPLITS = flags.DEFINE_integer("splits", 100, "random splits of each data set", lower_bound=1)
+    _SEED = flags.DEFINE_integer("seed", 0, "of the splits")
+    _OUT = flags.DEFINE_string("out", "results", "folder for regularisation.json")
     app.run(main)

@@ -23,19 +23,6 @@ from eagle_jax.training import Run, TrainConfig
 from eagle_jax.transformer import REGIMES, Architecture
 from experiments import common
 
-_REGIME = flags.DEFINE_enum("regime", "unconstrained", [*REGIMES, "all"], "which network, or the whole set")
-_SEED = flags.DEFINE_integer("seed", 0, "seed of the weights and of the tasks")
-_SEEDS = flags.DEFINE_integer(
-    "seeds", 10, "with --regime=all: seeds per setting (at most 3 for 8 heads, estimation and E14)"
-)
-_NOISE = flags.DEFINE_float("noise", 0.0, "variance of the noise on X; the paper has 0 and 0.01")
-_HEADS = flags.DEFINE_integer("heads", 1, "heads of the unconstrained network")
-_SIGN = flags.DEFINE_integer("sign", -1, "the prediction is sign * D_L")
-_STD = flags.DEFINE_float("std", 0.1, "standard deviation of the initial weights")
-_STEPS = flags.DEFINE_integer("steps", 20_000, "training steps")
-_OUT = flags.DEFINE_string("out", "runs", "folder with one folder per run")
-_SHIP = flags.DEFINE_bool("ship", False, "put the finished weights into eagle_jax/pretrained")
-
 _TEST_TASKS, _TEST_SEED = 4096, 10**6
 _WINDOW = 20
 
@@ -160,4 +147,16 @@ def main(_):
 
 
 if __name__ == "__main__":
+    _REGIME = flags.DEFINE_enum("regime", "unconstrained", [*REGIMES, "all"], "which network, or the whole set")
+    _SEED = flags.DEFINE_integer("seed", 0, "seed of the weights and of the tasks")
+    _SEEDS = flags.DEFINE_integer(
+        "seeds", 10, "with --regime=all: seeds per setting (at most 3 for 8 heads, estimation and E14)"
+    )
+    _NOISE = flags.DEFINE_float("noise", 0.0, "variance of the noise on X; the paper has 0 and 0.01")
+    _HEADS = flags.DEFINE_integer("heads", 1, "heads of the unconstrained network")
+    _SIGN = flags.DEFINE_integer("sign", -1, "the prediction is sign * D_L")
+    _STD = flags.DEFINE_float("std", 0.1, "standard deviation of the initial weights")
+    _STEPS = flags.DEFINE_integer("steps", 20_000, "training steps")
+    _OUT = flags.DEFINE_string("out", "runs", "folder with one folder per run")
+    _SHIP = flags.DEFINE_bool("ship", False, "put the finished weights into eagle_jax/pretrained")
     app.run(main)

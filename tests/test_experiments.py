@@ -1,11 +1,14 @@
 """Each experiment run tiny: shapes, one property that matters; and the rules that give verdicts."""
 
 import dataclasses
+import importlib
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from absl import flags
 
 import eagle_jax
 from experiments import (
@@ -299,6 +302,14 @@ def test_results_survive_storage_and_become_verdicts_and_figures(left_out, tiny,
     assert {"N7", *unrun} <= not_run <= {"N7", *unrun, "E6", "E9", "E13", "E14"}
     written = report.draw_all(tmp_path)
     assert {p.stem for p in written} == {c.figure for c in claims.CLAIMS if c.item in run and c.figure}
+
+
+def test_modules_define_flags_only_when_run():
+    """Two of them in one process would clash otherwise: every benchmark has its own --out."""
+    names = [path.stem for path in Path(common.__file__).parent.glob("*.py")]
+    for name in names:
+        importlib.import_module(f"experiments.{name}")
+    assert not [module for module in flags.FLAGS.flags_by_module_dict() if module.startswith("experiments.")]
 
 
 def test_only_the_same_config_and_source_count_as_done(tmp_path):
