@@ -70,25 +70,29 @@ def history(problem, method: str, rounds: int):
     return iterates_workers(*problem[:3], rounds=rounds, method=how)
 
 
+def errors_of(problem, method: str, rounds: int) -> np.ndarray:
+    """Relative error after each round."""
+    return np.asarray(common.relative_errors(history(problem, method, rounds), problem.D))
+
+
 def rounds_to(problem, method: str, cap: int, target: float = TARGET) -> int:
     """Rounds until the relative error is below the target; -1 if `cap` is not enough."""
-    errors = np.asarray(common.relative_errors(history(problem, method, cap), problem.D))
-    return int(common.first_below(errors, target))
+    return int(common.first_below(errors_of(problem, method, cap), target))
 
 
 def alpha_sweep(cfg: Config) -> common.Results:
     rounds = np.full((len(cfg.alphas), cfg.runs, len(METHODS)), common.NOT_REACHED)
     index, curves = np.zeros((len(cfg.alphas), cfg.runs)), []
+    sizes = {"machines": cfg.machines, "d": cfg.d, "n": cfg.n, "kappa_max": cfg.kappa_max}
     for i, alpha in enumerate(cfg.alphas):
+        build = jax.jit(partial(problems.distributed, **sizes, alpha=alpha, measure="ratio", dtype=jnp.float64))
         for j, key in enumerate(common.track(common.keys(cfg.seed, cfg.runs), f"D2 alpha={alpha:.3g}")):
-            sizes = {"machines": cfg.machines, "d": cfg.d, "n": cfg.n, "kappa_max": cfg.kappa_max}
-            problem = problems.distributed(key, **sizes, alpha=alpha, measure="ratio", dtype=jnp.float64)
+            problem = build(key)
             index[i, j] = float(eagle_jax.diversity_index(problem.A))
-            for k, (method, cap) in enumerate(zip(METHODS, cfg.caps, strict=True)):
-                rounds[i, j, k] = rounds_to(problem, method, cap)
+            errors = [errors_of(problem, method, cap) for method, cap in zip(METHODS, cfg.caps, strict=True)]
+            rounds[i, j] = [common.first_below(e, TARGET) for e in errors]
             if j == 0:
-                shown = [history(problem, method, _SHOWN) for method in METHODS]
-                curves.append([common.relative_errors(h, problem.D) for h in shown])
+                curves.append([np.pad(e[:_SHOWN], (0, max(0, _SHOWN - len(e))), mode="edge") for e in errors])
     return {
         "alphas": np.array(cfg.alphas),
         "index": index,

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+import jax
 import numpy as np
 
 from eagle_jax import problems
@@ -72,7 +73,7 @@ def _seconds(problem: problems.Problem, steps: int, repeats: int) -> np.ndarray:
 def _sweep(cfg: Config, n: int, ranks: tuple[int, ...], runs: int, prefix: str) -> common.Results:
     rows, measure = [], _measure(cfg)
     for rank in ranks:
-        build = partial(problems.conditioned, n=n, d=n, kappa=cfg.kappa, rank=rank)
+        build = jax.jit(partial(problems.conditioned, n=n, d=n, kappa=cfg.kappa, rank=rank))
         row = common.over_runs(build, measure, cfg.seed, runs, f"N4, N7 n={n} rank={rank}")
         for name in ("paper", "cg"):
             row[f"{name}_steps"] = common.first_below(row.pop(f"{name}_mse"), common.TARGET_MSE)

@@ -1,14 +1,20 @@
 """Runs every experiment behind a claim, draws the figures, judges the claims and writes the report.
 
-    python -m experiments.reproduce --preset=quick|default|full [--out=FOLDER] [--seed=N] [--matrix_dir=FOLDER]
+    python -m experiments.reproduce --preset=quick|default|full [--matrix_dir=FOLDER]     (--help has the other flags)
 
 Items whose stored results come from the same configuration and the same source are skipped, so an interrupted
-run can be resumed by the same command. "full" has the paper's 50 runs, and 10 where networks or many machines are
-run. R1 needs SuiteSparse matrices in a folder. Presets write to the same folder: give a quick look its own.
+run can be resumed by the same command. Items whose wall time is a result run first and alone, the others --jobs at a
+time: most of a short run is compilation, which keeps one core busy. "full" has the paper's 50 runs, and 10 where
+networks or many machines are run. R1 needs SuiteSparse matrices in a folder. Results go to results/, those of the quick
+preset to results/quick/.
 """
 
 import dataclasses
+import os
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +43,9 @@ from experiments import (
     transfer,
 )
 
-NUMERICAL = (convergence, kappa_sweep, ranks, families, step_sizes, stopping, error_map, early_stopping, diversity)
-EXPERIMENTS = (*NUMERICAL, sketching, emergence, transfer, restart, initialisation)
+TIMED = (kappa_sweep, ranks, diversity, sketching)  # and suitesparse, where there are matrices
+NUMERICAL = (convergence, families, step_sizes, stopping, error_map, early_stopping)
+EXPERIMENTS = (*TIMED, restart, emergence, transfer, initialisation, *NUMERICAL)
 NAMES = ("quick", "default", "full")
 
 
@@ -50,27 +57,53 @@ def _configured(preset: str, seed: int | None, matrix_dir: str | None) -> list[t
     """(experiment, its configuration) for everything that can run."""
     pairs = [(experiment, experiment.PRESETS[preset]) for experiment in EXPERIMENTS]
     if matrix_dir:
-        pairs.append((suitesparse, dataclasses.replace(suitesparse.PRESETS[preset], matrix_dir=matrix_dir)))
+        pairs.insert(0, (suitesparse, dataclasses.replace(suitesparse.PRESETS[preset], matrix_dir=matrix_dir)))
     return pairs if seed is None else [(e, dataclasses.replace(cfg, seed=seed)) for e, cfg in pairs]
 
 
-def run_all(preset: str, out: Path, seed: int | None = None, matrix_dir: str | None = None) -> None:
+def run_all(preset: str, out: Path, seed: int | None = None, matrix_dir: str | None = None, jobs: int = 1) -> None:
     """Every experiment whose results are not there yet, under one progress display."""
     pairs = _configured(preset, seed, matrix_dir)
     given = {"seed": seed, "matrix_dir": matrix_dir}
     command = f"python -m experiments.reproduce --preset={preset}"
     command += "".join(f" --{name}={value}" for name, value in given.items() if value is not None)
+    beside = []
     with common.progress() as display:
         whole = display.add_task("experiments", total=len(pairs))
         for i, (experiment, cfg) in enumerate(pairs, 1):
             label = f"[{i}/{len(pairs)}] {experiment.ITEM}"
+            arguments = (out, experiment.ITEM, experiment.run, cfg, command)
             if common.is_current(out, experiment.ITEM, cfg):
                 _say(f"{label}: stored results are current")
+            elif jobs > 1 and experiment not in (*TIMED, suitesparse):
+                beside.append((label, arguments))
+                continue
             else:
                 _say(f"{label}: running")
-                wall = common.run_and_save(out, experiment.ITEM, experiment.run, cfg, command)
-                _say(f"{label}: {wall:.0f} s")
+                _say(f"{label}: {common.run_and_save(*arguments):.0f} s")
             display.advance(whole)
+        for label, wall in _side_by_side(beside, jobs):
+            _say(f"{label}: {wall:.0f} s")
+            display.advance(whole)
+
+
+def _side_by_side(labelled: list[tuple[str, tuple]], jobs: int) -> Iterator[tuple[str, float]]:
+    """(label, seconds) as the experiments end, `jobs` of them at a time in processes of their own."""
+    if not labelled:
+        return
+    _say(f"{jobs} at a time: {', '.join(label for label, _ in labelled)}")
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
+    try:
+        labels = {pool.submit(common.run_and_save, *arguments): label for label, arguments in labelled}
+        for future in as_completed(labels):
+            yield labels[future], future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    jax.config.update("jax_enable_x64", True)
+    common.console.quiet = True  # the display belongs to the main process
 
 
 def conclude(out: Path) -> list[Path]:
@@ -81,10 +114,10 @@ def conclude(out: Path) -> list[Path]:
     return [page.write(out), path, *figures]
 
 
-def reproduce(preset: str, out: Path, seed: int | None = None, matrix_dir: str | None = None) -> None:
+def reproduce(preset: str, out: Path, seed: int | None = None, matrix_dir: str | None = None, jobs: int = 1) -> None:
     start = time.perf_counter()
     try:
-        run_all(preset, out, seed, matrix_dir)
+        run_all(preset, out, seed, matrix_dir, jobs)
     except KeyboardInterrupt:
         _say(f"interrupted; finished experiments are kept in {out}, and the same command goes on from there")
         raise SystemExit(130) from None
@@ -97,13 +130,17 @@ def main() -> None:
     common.define_out_flag()
     flags.DEFINE_enum("preset", "default", NAMES, "How much to run.")
     flags.DEFINE_integer("seed", None, "Replaces the seed of every experiment.")
+    flags.DEFINE_integer("jobs", min(os.cpu_count() or 1, 4), "Experiments at a time.", lower_bound=1)
     suitesparse.define_flag()
 
     def run(argv: list[str]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"unknown arguments {argv[1:]}")
         jax.config.update("jax_enable_x64", True)
-        reproduce(flags.FLAGS.preset, Path(flags.FLAGS.out), flags.FLAGS.seed, flags.FLAGS.matrix_dir)
+        f = flags.FLAGS
+        # a quick look does not overwrite the results of a real run
+        out = Path(f.out, "quick") if f.preset == "quick" and not f["out"].present else Path(f.out)
+        reproduce(f.preset, out, f.seed, f.matrix_dir, f.jobs)
 
     common.show_in_help()
     app.run(run)

@@ -64,29 +64,36 @@ def _iteration(method: str, problem: problems.Problem, sketch: Sketch):
     return sketched.plain_start(A, B, C), step, lambda it: it.state.D
 
 
-@partial(jax.jit, static_argnums=(0, 3, 4, 5))
-def iterates(method: str, problem: problems.Problem, key, r: int, steps: int, history: bool = True):
-    """D after each of `steps` steps; or after the last only, as a solver runs it: what is timed."""
+@partial(jax.jit, static_argnums=(0, 3, 4))
+def iterates(method: str, problem: problems.Problem, key, r: int, cap: int, steps=None):
+    """D after each step, cap x d' x n'. `steps` (traced; cap, if None) stops ours, not the baselines, earlier or later.
+
+    Later steps are not kept: it is the means to time a loop without another compilation.
+    """
     sketch = _sketch(method, r, key)
     if method in baselines.SKETCHED:
-        result = baselines.SKETCHED[method](*problem[:3], sketch=sketch, steps=steps)
-        return result.history if history else result.D
+        return baselines.SKETCHED[method](*problem[:3], sketch=sketch, steps=cap).history
     start, advance, value = _iteration(method, problem, sketch)
-    if not history:
-        return value(lax.fori_loop(0, steps, lambda _, it: advance(it), start))
 
-    def step(iterate, _):
+    def step(i, carry):
+        iterate, history = carry
         iterate = advance(iterate)
-        return iterate, value(iterate)
+        return iterate, history.at[i].set(value(iterate), mode="drop")
 
-    return lax.scan(step, start, length=steps)[1]
+    D = value(start)
+    return lax.fori_loop(0, cap if steps is None else steps, step, (start, jnp.zeros((cap, *D.shape), D.dtype)))[1]
 
 
-def step_seconds(problem: problems.Problem, widths, steps: int, repeats: int, methods=METHODS) -> np.ndarray:
-    """Seconds of one step, methods x widths, all of them interleaved; the difference of two lengths of the loop."""
+def step_seconds(problem: problems.Problem, widths, caps: dict[str, int], steps: int, repeats: int) -> np.ndarray:
+    """Seconds of one step, methods x widths, all of them interleaved.
+
+    Ours from the difference of 1 and 1 + steps of them, which leaves the start out; the baselines', who start with
+    zeros, from `cap` steps.
+    """
     key = jax.random.key(0)
-    names = [(m, r, k) for m in methods for r in widths for k in (1, 1 + steps)]
-    jobs = {(m, r, k): partial(iterates, m, problem, key, r, k, False) for m, r, k in names}
+    lengths = {m: (cap,) if m in baselines.SKETCHED else (1, 1 + steps) for m, cap in caps.items()}
+    names = [(m, r, k) for m in caps for r in widths for k in lengths[m]]
+    jobs = {(m, r, k): partial(iterates, m, problem, key, r, caps[m], k) for m, r, k in names}
     least = dict.fromkeys(jobs, np.inf)
     for job in jobs.values():
         jax.block_until_ready(job())
@@ -95,7 +102,12 @@ def step_seconds(problem: problems.Problem, widths, steps: int, repeats: int, me
             start = time.perf_counter()
             jax.block_until_ready(job())
             least[name] = min(least[name], time.perf_counter() - start)
-    return np.array([[(least[m, r, 1 + steps] - least[m, r, 1]) / steps for r in widths] for m in methods])
+
+    def step(m, r):
+        *short, long = lengths[m]
+        return (least[m, r, long] - sum(least[m, r, k] for k in short)) / (long - sum(short))
+
+    return np.array([[step(m, r) for r in widths] for m in caps])
 
 
 def build(cfg: Config, kappa: float, key) -> tuple:
@@ -114,7 +126,8 @@ def measure(cfg: Config, case: tuple) -> dict:
     curves, rounds = {}, []
     for method, cap in caps(cfg).items():
         errors = [
-            np.asarray(common.relative_errors(iterates(method, problem, key, r, cap), problem.D)) for r in cfg.widths
+            np.asarray(common.relative_errors(iterates(method, problem, key, r, cap, cap), problem.D))
+            for r in cfg.widths
         ]
         rounds.append([[common.first_below(e, target) for target in TARGETS] for e in errors])
         curves[method] = np.stack(errors)[:, _thin(cap) - 1]
@@ -136,7 +149,7 @@ def run(cfg: Config) -> common.Results:
         found = common.over_runs(partial(build, cfg, kappa), partial(measure, cfg), cfg.seed, cfg.runs, f"S1, {kappa}")
         results |= {f"{name}_{i}": value for name, value in found.items()}
     problem, _ = build(cfg, cfg.kappas[0], common.keys(cfg.seed, 1)[0])
-    results["step_seconds"] = step_seconds(problem, cfg.widths, cfg.timed_steps, cfg.repeats)
+    results["step_seconds"] = step_seconds(problem, cfg.widths, caps(cfg), cfg.timed_steps, cfg.repeats)
     return results
 
 

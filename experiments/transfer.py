@@ -51,9 +51,13 @@ PRESETS = {"quick": Config(tasks=64, runs=1), "default": Config(tasks=256, runs=
 
 def tasks(count: int, seed: int, factor: float, n: int, s: int, decay: float) -> Blocks:
     """Training tasks with one property changed; `factor` multiplies A and B, which leaves D as it is."""
-    make = partial(problems.training_task, n=int(n), d=int(n), s=int(s), decay=decay, dtype=jnp.float32)
-    A, B, C, D = jax.jit(jax.vmap(make))(common.keys(seed, count))
+    A, B, C, D = _tasks(common.keys(seed, count), int(n), int(s), decay)
     return Blocks(A * factor, B * factor, C, D)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _tasks(keys, n: int, s: int, decay: float) -> problems.Problem:
+    return jax.vmap(partial(problems.training_task, n=n, d=n, s=s, decay=decay, dtype=jnp.float32))(keys)
 
 
 def normed(blocks: Blocks, norm: float) -> Blocks:

@@ -57,7 +57,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_report(experiments, tmp_pa
 def test_a_seed_and_a_folder_reach_the_configurations():
     pairs = reproduce._configured("quick", 7, "matrices")
     assert {cfg.seed for _, cfg in pairs} == {7}
-    assert pairs[-1][0] is suitesparse and pairs[-1][1].matrix_dir == "matrices"
+    assert pairs[0][0] is suitesparse and pairs[0][1].matrix_dir == "matrices"
     assert suitesparse not in [experiment for experiment, _ in reproduce._configured("quick", None, None)]
 
 
