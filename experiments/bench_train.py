@@ -5,13 +5,14 @@
 All train the unconstrained network (4 layers, 20 x 20 tokens, batch 1024, float32) with fresh tasks, clip and Adam in
 every step, in turns of --steps steps; ratios are medians over the turns. "eagle_jax" is one device, as in
 experiments.train; "data-parallel" has one device for each of two cores; "full tokens" is noisy data, whose rows are not
-of low rank (and which need twice the random numbers). The floor is the time that the multiplications of "eagle_jax"
-would take at the rate of one large float32 product.
+of low rank (and which need twice the random numbers); "tasks alone" draws the tasks of "eagle_jax" and no more. The
+floor is the time that the multiplications of "eagle_jax" would take at the rate of one large float32 product.
 """
 
 import dataclasses
 import pathlib
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,20 @@ def jax_loop(config: TrainConfig, mesh=None):
     return run
 
 
+def drawing_loop(config: TrainConfig):
+    key = training.init(config).key
+
+    @partial(jax.jit, static_argnums=0)
+    def draw(count):
+        def step(total, i):
+            inputs = jax.tree.leaves(training._inputs(config, training.task_keys(config, key, i)))
+            return total + sum(map(jnp.sum, inputs)), None
+
+        return jax.lax.scan(step, jnp.float32(0), jnp.arange(count))[0]
+
+    return lambda count: draw(count).block_until_ready()
+
+
 def floor(config: TrainConfig) -> tuple[float, float]:
     """(Multiplications and additions of one step / 1e9, milliseconds they take in a large float32 product).
 
@@ -106,6 +121,7 @@ def main(_):
         "eagle_jax": jax_loop(config),
         "data-parallel": jax_loop(config, mesh),
         "full tokens": jax_loop(dataclasses.replace(config, noise=0.01)),
+        "tasks alone": drawing_loop(config),
     }
     try:
         loops["PyTorch"] = torch_loop(config)
