@@ -39,7 +39,7 @@ class Config:
 
 
 PRESETS = {
-    "quick": Config(steps=20, tune_steps=20, batch=128, tasks=256),
+    "quick": Config(steps=20, tune_steps=20, batch=128, tasks=256, regimes=("U", "D")),
     "default": Config(steps=400, tune_steps=200, tasks=1024),
     "full": Config(),
 }
