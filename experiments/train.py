@@ -36,7 +36,7 @@ def whole_set(seeds: int, steps: int) -> Iterator[TrainConfig]:
         for seed in range(count):
             for architecture in architectures:
                 yield TrainConfig(architecture, seed=seed, noise=noise, steps=steps)
-    for seed, std, sign in itertools.product(range(few), (0.02, TrainConfig.std, 0.3), (-1, 1)):
+    for seed, std, sign in itertools.product(range(few), (0.02, TrainConfig.std), (-1, 1)):
         if (std, sign) != (TrainConfig.std, Architecture.sign):
             yield TrainConfig(Architecture(sign=sign), seed=seed, std=std, steps=steps)
 
