@@ -29,6 +29,18 @@ def _mean(r: common.Results, tag: str, name: str) -> np.ndarray:
     return np.mean(r[f"{tag}_{name}"], axis=0)
 
 
+def _typical(r: common.Results, tag: str, name: str) -> np.ndarray:
+    """Median over runs, for means over tasks: one task on which a network diverges outweighs all others in a mean."""
+    return np.median(r[f"{tag}_{name}"], axis=0)
+
+
+def _diverging(r: common.Results, tag: str) -> str:
+    """A remark on runs whose mean test error is above a hundred times the median run's."""
+    last = r[f"{tag}_mse_mean"][:, -1]
+    count = int(np.sum(~(last <= 100 * np.median(last))))
+    return f" ({count} of them diverges on a task)" if count else ""
+
+
 def _seeds(r: common.Results, *tags: str) -> str:
     return ", ".join(f"{_count(r, tag)} {REGIMES.get(tag, tag)}" for tag in tags) + " runs"
 
@@ -88,9 +100,9 @@ def fidelity(r: common.Results) -> Finding:
         return absent
     parts, found, within = [], {}, []
     for tag, label in REGIMES.items():
-        form, general = (_mean(r, tag, name)[1:] * 1e4 for name in ("form", "general"))
-        middle, spread = _mean(r, tag, "form_median")[1:] * 1e4, np.std(r[f"{tag}_form"], axis=0)[1:] * 1e4
-        found[tag] = {"mean": form.tolist(), "spread": spread.tolist(), "median_task": middle.tolist()}
+        form, general = (_typical(r, tag, name)[1:] * 1e4 for name in ("form", "general"))
+        middle, spread = _typical(r, tag, "form_median")[1:] * 1e4, np.std(r[f"{tag}_form"], axis=0)[1:] * 1e4
+        found[tag] = {"typical": form.tolist(), "spread": spread.tolist(), "median_task": middle.tolist()}
         found[tag] |= {"general": general.tolist(), "paper": list(PAPER_FIDELITY[tag])}
         within.append(form <= PAPER_BOUND * 1e4)
         parts.append(
@@ -103,14 +115,14 @@ def fidelity(r: common.Results) -> Finding:
 def fixed_ratio(r: common.Results) -> Finding:
     if absent := _missing(r, "U"):
         return absent
-    change, middle = (float(_mean(r, "U", name)[-1]) for name in ("fixed_D", "fixed_D_median"))
-    own, own_middle = (float(_mean(r, "U", name)[-1]) for name in ("mse_mean", "mse"))
+    change, middle = (float(_typical(r, "U", name)[-1]) for name in ("fixed_D", "fixed_D_median"))
+    own, own_middle = (float(_typical(r, "U", name)[-1]) for name in ("mse_mean", "mse"))
     laws = float(_mean(r, "U", "laws_D_median")[-1])
     holds = change < own and change <= 3 * PAPER_FIXED
     text = (
         f"predictions change by {change:.1e} (median task {middle:.1e}), the network's own error is {own:.1e} "
         f"({own_middle:.1e}); with eta = 1, gamma = 1.92 over max ||A_l||² by {laws:.1e} (median task); "
-        f"{_seeds(r, 'U')}"
+        f"{_seeds(r, 'U')}{_diverging(r, 'U')}"
     )
     found = {"change": change, "change_median": middle, "own": own, "own_median": own_middle, "laws_median": laws}
     return Finding(verdict(holds, DIFFERS if middle < own_middle else REFUTED), text, found)
@@ -154,7 +166,7 @@ def sketch(r: common.Results) -> Finding:
     top = np.sort(np.linalg.eigvalsh(r["CL_unit"]), axis=-1)[..., -5:]
     unit = r["CL_unit"].reshape(-1, *r["CL_unit"].shape[-2:])
     ours, chance = _distance_to_identity(unit), _distance_to_identity(r["random_sketch"][: len(unit)])
-    low_rank = all(np.all(k == 5) for k in ranks)
+    low_rank = all(np.all(k <= 5) for k in ranks)
     holds = low_rank and difference[:-1].max() <= 2 * PAPER_DIFFERENCE
     text = (
         f"ranks {numbers(ranks[0])} (QK), {numbers(ranks[1])} (VP); relative difference {numbers(difference[:-1])}; "
@@ -187,12 +199,13 @@ def noise(r: common.Results) -> Finding:
 def levels(r: common.Results) -> Finding:
     if absent := _missing(r, "U"):
         return absent
-    own, curve = float(_mean(r, "U", "mse_mean")[-1]), _mean(r, "U", "levels_mean")
-    sparse, paper = (float(_mean(r, "U", name)) for name in ("sparse_mean", "clustered_mean"))
+    own, curve = float(_typical(r, "U", "mse_mean")[-1]), _typical(r, "U", "levels_mean")
+    sparse, paper = (float(_typical(r, "U", name)) for name in ("sparse_mean", "clustered_mean"))
     few = dict(zip(r["levels"].tolist(), curve.tolist(), strict=True))
     text = (
         f"predictions change by {sparse:.1e} when sparsified, {paper:.1e} with 2 and 3 values; with one value "
         f"{few[1]:.1e}, two {few[2]:.1e}, eight {few[8]:.1e}; the network's own error {own:.1e}; {_seeds(r, 'U')}"
+        f"{_diverging(r, 'U')}"
     )
     holds = paper < own < few[1]
     return Finding(verdict(holds, DIFFERS if paper < 2 * own else REFUTED), text, {"levels": few, "own": own})

@@ -213,6 +213,8 @@ def test_fidelity_rule(worst, verdict):
     form = np.array([0, 1e-4, 1e-4, worst, 1e-4])
     r = regime_results(form=form, form_median=form, general=form)
     assert emergence_claims.fidelity(r).verdict == verdict
+    one_diverges = r | {"U_form": np.stack([form, form, 1e9 * form])}
+    assert emergence_claims.fidelity(one_diverges).verdict == verdict
 
 
 @pytest.mark.parametrize(("foreign", "verdict"), [(0.05, "reproduced"), (0.5, "refuted")])
