@@ -271,9 +271,8 @@ def initialisation(r: common.Results) -> Finding:
         here = (r["sign"] == sign) & (r["std"] == std)
         mse, form = np.mean(r["mse"][here, -1]), np.mean(r["form_QK"][here])
         found[f"sign {sign:+d}, std {std:g}"] = {"mse": float(mse), "form_QK": float(form), "runs": int(here.sum())}
-        parts.append(
-            f"sign {sign:+d}, std {std:g}: error {mse:.1e}, W_QK off the form by {form:.2f}, {here.sum()} runs"
-        )
+        runs = f"{here.sum()} run" if here.sum() == 1 else f"{here.sum()} runs"
+        parts.append(f"sign {sign:+d}, std {std:g}: error {mse:.1e}, W_QK off the form by {form:.2f}, {runs}")
     errors = [f["mse"] for f in found.values()]
     return Finding(verdict(max(errors) > 1.5 * min(errors), REFUTED), "; ".join(parts), found)
 

@@ -1,6 +1,6 @@
 """Figures of E1-E16 from stored results; report.py draws them in its style. Nothing is measured here.
 
-A regime has the same colour in every figure. Thin lines are single runs, thick ones their means.
+A regime has the same colour in every figure. Thin lines are single runs, thick ones their medians.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from experiments import common
 from experiments.emergence_claims import PAPER_FIDELITY
@@ -33,10 +33,14 @@ def absent(text: str) -> Figure:
 
 
 def runs(ax: Axes, x, rows: np.ndarray, tag: str, **style) -> None:
-    """Each run thin, their mean thick."""
+    """Each run thin, their median thick: a network may diverge on one task."""
     colour, label = style.pop("color", COLOURS[tag]), style.pop("label", LABELS[tag])
     ax.plot(x, rows.T, color=colour, lw=0.6, alpha=0.5)
-    ax.plot(x, rows.mean(0), color=colour, marker="o", ms=3.5, label=label, **style)
+    ax.plot(x, np.median(rows, axis=0), color=colour, marker="o", ms=3.5, label=label, **style)
+
+
+def counted(seeds: np.ndarray) -> str:
+    return f"{seeds.size} run{'s' * (seeds.size != 1)}"
 
 
 def layers(ax: Axes, last: int, first: int = 0) -> None:
@@ -53,13 +57,14 @@ def plain_ticks(ax: Axes, values, axis: str = "y") -> None:
 def _emergence_row(axes, r: common.Results, tags: dict[str, str], **style) -> None:
     """Test error, condition number, abstracted parameters; `tags` maps results to their colour."""
     for source, tag in tags.items():
-        label = {"label": LABELS[tag] + f" ({r[f'{source}_seeds'].size} runs)"} | style
+        label = {"label": f"{LABELS[tag]} ({counted(r[f'{source}_seeds'])})"} | style
         runs(axes[0], range(5), r[f"{source}_mse"], tag, **label)
         runs(axes[1], range(4), r[f"{source}_kappa"][:, :-1], tag, **label)
         runs(axes[2], range(1, 4), r[f"{source}_eta_largest"][:, :-1], tag, **label)
         ratio = r[f"{source}_gamma_rho"][:, :-1] / r[f"{source}_eta_rho"][:, :-1]
         runs(axes[3], range(1, 4), ratio, tag, **label)
     axes[0].set(yscale="log", title="test error of D, median")
+    axes[0].yaxis.set_minor_formatter(NullFormatter())
     axes[1].set(yscale="log", title="condition of $A_\\ell$, median")
     plain_ticks(axes[1], (10, 20, 50, 100))
     axes[2].axhline(1, color=GREY, lw=0.9, ls=":")
@@ -89,9 +94,10 @@ def noise(r: common.Results) -> Figure:
     figure, axes = plt.subplots(1, 4, figsize=(7.2, 2.6))
     _emergence_row(axes, r, {f"{tag}n": tag for tag in tags})
     for tag in tags:
-        axes[0].plot(range(5), r[f"{tag}_mse"].mean(0), color=COLOURS[tag], ls=":", lw=1)
-        axes[1].plot(range(4), r[f"{tag}_kappa"].mean(0)[:-1], color=COLOURS[tag], ls=":", lw=1)
-        axes[2].plot(range(1, 4), r[f"{tag}_eta_largest"].mean(0)[:-1], color=COLOURS[tag], ls=":", lw=1)
+        axes[0].plot(range(5), np.median(r[f"{tag}_mse"], axis=0), color=COLOURS[tag], ls=":", lw=1)
+        axes[1].plot(range(4), np.median(r[f"{tag}_kappa"], axis=0)[:-1], color=COLOURS[tag], ls=":", lw=1)
+        axes[2].plot(range(1, 4), np.median(r[f"{tag}_eta_largest"], axis=0)[:-1], color=COLOURS[tag], ls=":", lw=1)
+    axes[2].set_ylim(0, 2.5)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.suptitle("variance of the noise 0.01; dotted: networks trained without", fontsize=9)
     return figure
@@ -211,11 +217,11 @@ def fidelity(r: common.Results) -> Figure:
     x = np.arange(1, 5)
     for ax, tag in zip(axes[0], tags, strict=True):
         runs(ax, x, r[f"{tag}_form_median"][:, 1:], tag, label="the paper's form, median task")
-        ax.plot(x, r[f"{tag}_form"].mean(0)[1:], color=COLOURS[tag], ls="--", lw=1, label="mean task")
+        ax.plot(x, np.median(r[f"{tag}_form"], axis=0)[1:], color=COLOURS[tag], ls="--", lw=1, label="mean task")
         runs(ax, x, r[f"{tag}_general"][:, 1:], tag, label="matrices for scalars, mean task", mfc="white", lw=1)
         ax.plot(x, np.array(PAPER_FIDELITY[tag]) * 1e-4, "x", color="black", ms=5, label="paper")
         ax.plot(x, r[f"{tag}_mse"].mean(0)[1:], color=GREY, ls=":", label="the network's test error")
-        ax.set(yscale="log", title=f"{LABELS[tag]}, {r[f'{tag}_seeds'].size} runs", ylim=(3e-7, 0.1))
+        ax.set(yscale="log", title=f"{LABELS[tag]}, {counted(r[f'{tag}_seeds'])}", ylim=(3e-7, 0.1))
         layers(ax, 4, 1)
     axes[0, 0].set_ylabel("squared difference per entry of Z")
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -250,8 +256,8 @@ def heads(r: common.Results) -> Figure:
     if not shipped(r, "U8"):
         return absent("no weights of the network with 8 heads")
     figure, ax = plt.subplots(figsize=(3.8, 2.7))
-    runs(ax, range(5), r["U_mse"], "U", label=f"1 head, {r['U_seeds'].size} runs")
-    runs(ax, range(5), r["U8_mse"], "D", label=f"8 heads, {r['U8_seeds'].size} runs")
+    runs(ax, range(5), r["U_mse"], "U", label=f"1 head, {counted(r['U_seeds'])}")
+    runs(ax, range(5), r["U8_mse"], "D", label=f"8 heads, {counted(r['U8_seeds'])}")
     ax.set(yscale="log", ylabel="median test error")
     layers(ax, 4)
     ax.legend()
@@ -264,10 +270,15 @@ def levels(r: common.Results) -> Figure:
     figure, ax = plt.subplots(figsize=(4.4, 2.9))
     runs(ax, r["levels"], r["U_levels_mean"], "U", label="so many values in both matrices")
     ax.plot(
-        2.5, r["U_clustered_mean"].mean(), "s", color=COLOURS["D"], ms=6, label="2 in $W_{QK}$, 3 in $W_{VP}$ (paper)"
+        2.5,
+        np.median(r["U_clustered_mean"]),
+        "s",
+        color=COLOURS["D"],
+        ms=6,
+        label="2 in $W_{QK}$, 3 in $W_{VP}$ (paper)",
     )
-    ax.axhline(r["U_sparse_mean"].mean(), color=COLOURS["CL"], lw=1, ls="--", label="sparsified only")
-    ax.axhline(r["U_mse_mean"].mean(0)[-1], color="black", lw=1, ls=":", label="the network's own error")
+    ax.axhline(np.median(r["U_sparse_mean"]), color=COLOURS["CL"], lw=1, ls="--", label="sparsified only")
+    ax.axhline(np.median(r["U_mse_mean"], axis=0)[-1], color="black", lw=1, ls=":", label="the network's own error")
     ax.set(yscale="log", xlabel="number of values, 0 included", ylabel="squared change of the prediction")
     ax.legend(fontsize=8)
     return figure
@@ -338,7 +349,7 @@ def initialisation(r: common.Results) -> Figure:
     shades = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(groups)))
     for (sign, std), colour in zip(groups, shades, strict=True):
         here = (r["sign"] == sign) & (r["std"] == std)
-        label = f"sign {sign:+d}, std {std:g}: {here.sum()} runs"
+        label = f"sign {sign:+d}, std {std:g}: {counted(r['sign'][here])}"
         runs(axes[0], range(5), r["mse"][here], "U", color=colour, label=label)
         runs(axes[1], range(1, 5), r["form_QK"][here], "U", color=colour, label=label)
     axes[0].set(yscale="log", ylabel="median test error")
