@@ -169,7 +169,13 @@ def test_loading_what_is_not_there_says_what_is():
         pretrained.load("distributed", seed=99)
 
 
-@pytest.mark.parametrize("name", pretrained.available())
+def shipped():
+    """One seed of each setting by default, all of them with the slow tests."""
+    for name in pretrained.available():
+        yield name if name.endswith("seed0") else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", shipped())
 def test_shipped_weights_do_what_their_metrics_say(name):
     run = pretrained.read(pretrained.FOLDER / f"{name}.npz")
     a = run.config.architecture
