@@ -67,20 +67,13 @@ def _training_factors(key, rows, columns, s, decay, noise, dtype):
 
 
 def compact_training_task(
-    key: jax.Array,
-    *,
-    n: int = 18,
-    d: int = 18,
-    n_out: int = 2,
-    d_out: int = 2,
-    s: int = 10,
-    decay: float = 0.7,
-    dtype: DTypeLike | None = None,
+    key: jax.Array, *, n: int, d: int, n_out: int, d_out: int, s: int, decay: float = 0.7, dtype: DTypeLike
 ) -> tuple[Problem, jax.Array]:
     """`training_task` without noise, as (s rows in place of the d rows of A and C, metric s x s).
 
     The rows are F times these s ones, and the metric is FᵀF: the Gram matrix of [A C] is [A C]ᵀ metric [A C].
     """
+    _check_sizes(n=n, d=d, n_out=n_out, d_out=d_out, s=s)
     F, R2, _ = _training_factors(key, d + d_out, n + n_out, s, decay, False, _float(dtype))
     rows = jnp.concatenate([R2.T, matmul(F[d:], R2.T)])
     columns = jax.lax.optimization_barrier(F[:d].T)  # transposed in memory: XLA's CPU backend is slow otherwise
