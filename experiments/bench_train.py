@@ -3,10 +3,10 @@
     python -m experiments.bench_train        # needs PyTorch: pip install 'eagle_jax[torch]'
 
 All train the unconstrained network (4 layers, 20 x 20 tokens, batch 1024, float32) with fresh tasks, clip and Adam in
-every step, in turns of --steps steps; ratios are medians over the turns. "eagle_jax" is one device, as in
-experiments.train; "data-parallel" has one device for each of two cores; "full tokens" is noisy data, whose rows are not
-of low rank (and which need twice the random numbers); "tasks alone" draws the tasks of "eagle_jax" and no more. The
-floor is the time that the multiplications of "eagle_jax" would take at the rate of one large float32 product.
+every step, in turns of --steps steps; ratios are medians over the turns. "eagle_jax" is one device; "data-parallel" is
+experiments.train's --devices=2, one for each of two cores; "full tokens" is noisy data, whose rows are not of low rank
+(and which need twice the random numbers); "tasks alone" draws the tasks of "eagle_jax" and no more. The floor is the
+time that the multiplications of "eagle_jax" would take at the rate of one large float32 product.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from absl import app, flags
 
 from eagle_jax import training
 from eagle_jax.training import TrainConfig
-from experiments import common
+from experiments import common, train
 
 
 def torch_loop(config: TrainConfig):
@@ -114,9 +114,8 @@ def floor(config: TrainConfig) -> tuple[float, float]:
 
 
 def main(_):
-    jax.config.update("jax_num_cpu_devices", 2)
+    mesh = train.data_mesh(2)
     config = TrainConfig()
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     loops = {
         "eagle_jax": jax_loop(config),
         "data-parallel": jax_loop(config, mesh),

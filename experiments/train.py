@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
+from jax.sharding import Mesh
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eagle_jax import pretrained, training
@@ -67,14 +68,27 @@ def finish(run: Run) -> pretrained.Pretrained:
     return pretrained.Pretrained(run.state.weights, config, history, metrics)
 
 
-def train(config: TrainConfig, out: pathlib.Path, progress: Progress, stop) -> pathlib.Path | None:
+def data_mesh(devices: int) -> Mesh | None:
+    """An axis of that many devices to share each batch; a CPU is divided into as many."""
+    if devices == 1:
+        return None
+    jax.config.update("jax_num_cpu_devices", devices)
+    if devices > jax.device_count() or TrainConfig.batch % devices:
+        raise app.UsageError(
+            f"--devices={devices}; expected a divisor of the batch of {TrainConfig.batch}, and at most the "
+            f"{jax.device_count()} devices there are"
+        )
+    return jax.make_mesh((devices,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def train(config: TrainConfig, out: pathlib.Path, progress: Progress, stop, mesh=None) -> pathlib.Path | None:
     """Trains one setting to its end, unless its weights are there already; None if stopped before."""
     name = pretrained.name(config)
     result = out / f"{name}.npz"
     for path in (result, pretrained.FOLDER / result.name):
         if path.exists() and pretrained.read(path).config == config:
             return path
-    run = Run(config, out / name)
+    run = Run(config, out / name, mesh=mesh)
     bar = progress.add_task(name, total=config.steps, completed=run.step, loss="")
 
     def show(line):
@@ -119,6 +133,7 @@ def ship(path: pathlib.Path):
 
 
 def main(_):
+    mesh = data_mesh(_DEVICES.value)
     logging.set_verbosity(logging.WARNING)  # the checkpoint manager tells its life story at INFO
     out = pathlib.Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
@@ -138,7 +153,7 @@ def main(_):
     )
     with Progress(*columns) as progress:
         for config in configs:
-            path = train(config, out, progress, lambda: bool(stopped))
+            path = train(config, out, progress, lambda: bool(stopped), mesh)
             if path is None:
                 return
             if _SHIP.value and path.parent != pretrained.FOLDER:
@@ -157,6 +172,7 @@ if __name__ == "__main__":
     _SIGN = flags.DEFINE_integer("sign", -1, "the prediction is sign * D_L")
     _STD = flags.DEFINE_float("std", 0.1, "standard deviation of the initial weights")
     _STEPS = flags.DEFINE_integer("steps", 20_000, "training steps")
+    _DEVICES = flags.DEFINE_integer("devices", 1, "devices that share each batch; a CPU is divided into as many", 1)
     _OUT = flags.DEFINE_string("out", "runs", "folder with one folder per run")
     _SHIP = flags.DEFINE_bool("ship", False, "put the finished weights into eagle_jax/pretrained")
     app.run(main)

@@ -197,7 +197,8 @@ def test_bad_configs(changes, message):
 
 
 def test_sigterm_saves_and_the_command_goes_on(tmp_path):
-    command = [sys.executable, "-m", "experiments.train", "--regime=distributed", "--steps=600", f"--out={tmp_path}"]
+    command = [sys.executable, "-m", "experiments.train", "--regime=distributed", "--steps=600", "--devices=2"]
+    command.append(f"--out={tmp_path}")
     folder = tmp_path / "distributed-noise0-seed0"
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 120
