@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import app, flags
 from rich.table import Table
 from rich.text import Text
 
@@ -36,8 +35,10 @@ class Claim:
     item: str
     figure: str
     rule: Callable[[common.Results], Finding]
-    timed: bool = False  # wall time matters: a busy machine is mentioned
+    timed: bool = False  # the verdict is about wall time: none if other programs ran meanwhile
+    least: tuple[str, int] | None = None  # (field of the configuration, the size that the claim is about)
     missing: str = ""  # why there are no results, if not only for want of a run
+    flags: str = ""  # what its command needs beside its name
 
 
 _TABLE = "U 2.36 5.27 3.70 2.16, D 0.62 1.40 1.28 1.32, C-L 0.01 0.02 0.13 0.14 x1e-4"
@@ -69,31 +70,48 @@ EMERGENCE = tuple(
 )
 CLAIMS = (
     Claim("N1", "quadratic convergence", "slope about 2", "convergence", "n1_convergence", solver.order),
-    Claim("N2", "iterations grow like log kappa", "", "kappa_sweep", "n2_kappa_sweep", solver.log_kappa, timed=True),
+    Claim("N2", "iterations grow like log kappa", "", "kappa_sweep", "n2_kappa_sweep", solver.log_kappa),
     Claim(
         "N3", "fewer iterations than CG, kappa=1e4", "about 100x", "kappa_sweep", "n2_kappa_sweep", solver.against_cg
     ),
     Claim("N4", "converges at every rank; CG unreliable", "", "ranks", "n4_ranks", solver.small_ranks),
     Claim("N5", "estimation form identical", "W_l C = D_l", "convergence", "n1_convergence", solver.estimation),
     Claim("N6", "converges on six data families", "", "families", "n6_families", solver.families),
-    Claim("N7", "the same at n = 1920", "", "ranks", "n7_ranks_large", solver.large_ranks),
-    Claim("N8", "early stopping regularises as GD", "", "early_stopping", "n8_noise", solver.early_stopping),
+    Claim("N7", "the same at n = 1920", "", "ranks", "n7_ranks_large", solver.large_ranks, least=("large_n", 1920)),
+    Claim(
+        "N8",
+        "early stopping regularises as GD",
+        "",
+        "early_stopping",
+        "n8_noise",
+        solver.early_stopping,
+        least=("n", 240),
+    ),
     Claim("N9", "step sizes in [0.2, 2] hardly matter", "[0.2, 2]", "step_sizes", "n9_step_sizes", solver.step_sizes),
     Claim("N10", "stopping on ||D_l - D_(l-1)|| suffices", "no number", "stopping", "n10_stopping", solver.stopping),
     Claim("N11", "stable for any kappa", "untested from 1e8 on", "error_map", "n11_error_map", solver.stability),
-    Claim("D1", "1e-2 in <= 15 rounds for any M", "<= 15 rounds", "diversity", "d1_machines", regimes.machine_count),
+    Claim(
+        "D1",
+        "1e-2 in <= 15 rounds for any M",
+        "<= 15 rounds",
+        "diversity",
+        "d1_machines",
+        regimes.machine_count,
+        least=("large", 1000),
+    ),
     Claim("D2", "rounds grow like 1/alpha", "", "diversity", "d2_alpha", regimes.inverse_alpha),
     Claim("D3", "GD needs more rounds", "10-100x", "diversity", "d2_alpha", regimes.against_distributed_gd),
     Claim("D4", "floats per round", "(d+d')n'", "diversity", "", regimes.floats_per_round),
     Claim("D5", "freezing A, B: same rounds, less time", "", "diversity", "", regimes.freezing, timed=True),
     Claim("D6", "CG is unavailable to machines", "no number", "diversity", "d2_alpha", regimes.cg_unavailable),
-    Claim("S1", "rounds grow like n/r", "", "sketching", "s1_sketches", regimes.sketch_rounds),
-    Claim("S2", "time per step by r", "4.2x at n/8", "sketching", "s2_times", regimes.sketch_step_time, timed=True),
-    Claim(
-        "S3", "faster than SGD for r >= n/4", "2.5x at n/4", "sketching", "s2_times", regimes.against_sgd, timed=True
-    ),
-    Claim(
-        "S4", "a third of sketch-and-CG's time", "1/3", "sketching", "s2_times", regimes.against_sketch_cg, timed=True
+    *(
+        Claim(id, statement, paper, "sketching", figure, rule, timed, least=("n", 240))
+        for id, statement, paper, figure, rule, timed in (
+            ("S1", "rounds grow like n/r", "", "s1_sketches", regimes.sketch_rounds, False),
+            ("S2", "time per step by r", "4.2x at n/8", "s2_times", regimes.sketch_step_time, True),
+            ("S3", "faster than SGD for r >= n/4", "2.5x at n/4", "s2_times", regimes.against_sgd, True),
+            ("S4", "a third of sketch-and-CG's time", "1/3", "s2_times", regimes.against_sketch_cg, True),
+        )
     ),
     Claim(
         "R1",
@@ -103,22 +121,40 @@ CLAIMS = (
         "r1_suitesparse",
         solver.real_matrices,
         timed=True,
+        flags=" --matrix_dir=FOLDER",
         missing=f"needs --matrix_dir, a folder with {', '.join(f'{name}.mtx' for name in suitesparse.WANTED)}",
     ),
     *EMERGENCE,
 )
 
 
+# More than this share of a core taken by other programs, and times are not compared.
+BUSY = 0.25
+
+
 def _about_run(about: dict[str, Any]) -> dict[str, Any]:
     """What a number depends on beside the rule."""
-    names = ("command", "config", "date", "wall_seconds", "versions", "device", "processor", "cores", "load_average")
-    return {"runs": about["config"].get("runs")} | {name: about.get(name) for name in (*names, "git_revision")}
+    names = ("config", "date", "wall_seconds", "versions", "device", "processor", "cores", "load_average")
+    found = {name: about.get(name) for name in (*names, "cores_busy_elsewhere", "git_revision")}
+    return {"runs": about["config"].get("runs"), "run_command": about["command"]} | found
+
+
+def _undecided(claim: Claim, about: dict[str, Any]) -> str:
+    """Why these results cannot decide the claim, if so."""
+    if claim.least and about["config"][claim.least[0]] < claim.least[1]:
+        name, size = claim.least
+        return f"ran with {name} = {about['config'][name]}; the claim is about {size}"
+    busy = about.get("cores_busy_elsewhere", 0)
+    if claim.timed and busy > BUSY:
+        return f"other programs used {busy:.1f} of {about['cores']} cores while it was timed; run it again"
+    return ""
 
 
 def _judged(claim: Claim, out: Path) -> dict[str, Any]:
     record: dict[str, Any] = {name: getattr(claim, name) for name in ("statement", "paper", "item")}
-    record["command"] = f"python -m experiments.{claim.item}"
-    record["figure"] = f"figures/{claim.figure}.png" if claim.figure else None
+    record["command"] = f"python -m experiments.{claim.item}" + claim.flags
+    figure = f"figures/{claim.figure}.png"
+    record["figure"] = figure if claim.figure and (out / figure).exists() else None
     source = Path(inspect.getsourcefile(claim.rule) or "").relative_to(common.ROOT)
     record["rule"] = f"{source}:{claim.rule.__name__}"
     record["rule_source"] = inspect.getsource(claim.rule)
@@ -129,12 +165,12 @@ def _judged(claim: Claim, out: Path) -> dict[str, Any]:
         finding = claim.rule(results)
     except KeyError as error:
         return record | {"verdict": NOT_RUN, "reason": f"stored results of other code lack {error}; run it again"}
+    if reason := _undecided(claim, about):
+        finding = finding._replace(verdict=NOT_RUN, measured=f"{reason} (there: {finding.measured})", brief=reason)
     record |= _about_run(about) | {name: value for name, value in finding._asdict().items() if value is not None}
+    record["brief"] = finding.brief or finding.measured
     if record["verdict"] == NOT_RUN:
         record["reason"] = record.pop("measured")
-    elif claim.timed and about["load_average"] > about["cores"]:
-        load = f"load {about['load_average']:.0f} on {about['cores']} cores"
-        record["measured"] += f" (times not meaningful: busy machine, {load})"
     return record
 
 
@@ -142,12 +178,27 @@ def _unjudged(entry: Entry) -> dict[str, Any]:
     return {"statement": entry.says, "verdict": NOT_RUN, "reason": "no experiment judges it yet"}
 
 
+def is_quick(records: list[dict[str, Any]]) -> bool:
+    return any("--preset=quick" in r["run_command"] for r in records)
+
+
+QUICK = "Results of the quick preset: small sizes and few runs, for a first look. Other presets may judge otherwise."
+
+
 def judge(out: Path) -> list[dict[str, Any]]:
     """One JSON-ready record per entry of the ledger, in its order."""
     rules = {claim.id: claim for claim in CLAIMS}
     # Every record has these, so that readers need not ask.
     empty = {"paper": "", "item": "", "command": "", "figure": None, "rule": "", "rule_source": "", "runs": None}
-    empty |= {"measured": "", "reason": "", "numbers": {}, "spread": {}, "wall_seconds": None}
+    empty |= {
+        "run_command": "",
+        "measured": "",
+        "brief": "",
+        "reason": "",
+        "numbers": {},
+        "spread": {},
+        "wall_seconds": None,
+    }
     records = []
     for entry in LEDGER:
         record = _judged(rules[entry.id], out) if entry.id in rules else _unjudged(entry)
@@ -182,23 +233,22 @@ STYLES = {REPRODUCED: "green", DIFFERS: "yellow", REFUTED: "red", NOT_RUN: "dim"
 def print_table(records: list[dict[str, Any]]) -> None:
     table = Table("claim", "verdict", "statement", "paper", "ours")
     for r in records:
-        ours = r["measured"] or r["reason"]
+        ours = r["brief"] or r["reason"]
         table.add_row(r["id"], Text(r["verdict"], STYLES[r["verdict"]]), *map(Text, (r["statement"], r["paper"], ours)))
     common.console.print(table)
     counts = {name: sum(r["verdict"] == name for r in records) for name in STYLES}
     common.console.print(", ".join(f"{n} {name}" for name, n in counts.items()), highlight=False)
+    if is_quick(records):
+        common.console.print(QUICK)
 
 
 def main() -> None:
-    common.define_out_flag()
-
-    def write_and_print(argv: list[str]) -> None:
-        del argv
-        path, records = write(Path(flags.FLAGS.out))
+    def write_and_print(out: Path) -> None:
+        path, records = write(out)
         print_table(records)
         common.console.print(f"wrote {path}")
 
-    app.run(write_and_print)
+    common.command(write_and_print)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import platform
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -232,24 +233,49 @@ def write_report(path: Path, result: dict) -> None:
     print(f"wrote {path}")
 
 
-def save(out: Path, item: str, cfg: Any, results: Results, wall_seconds: float, command: str, digest: str) -> None:
+def cpu_seconds_elsewhere() -> float:
+    """CPU time that everything but this process has used since boot, in seconds; NaN where Linux does not tell."""
+    try:
+        cpu = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
+    except OSError:
+        return float("nan")
+    user, nice, system, _idle, _waiting, irq, softirq, stolen = map(int, cpu)
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+
+
+def save(
+    out: Path,
+    item: str,
+    cfg: Any,
+    results: Results,
+    wall_seconds: float,
+    command: str,
+    digest: str,
+    elsewhere: float = 0,
+) -> None:
+    """`elsewhere`: how many cores other programs used meanwhile. A file is whole or not there."""
     arrays = {name: np.asarray(value) for name, value in results.items()}
     bad = [name for name, value in arrays.items() if value.dtype.hasobject]
     if bad:
         raise TypeError(f"results {bad} of {item} are not plain arrays, numbers or strings")
-    out.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(out / f"{item}.npz", allow_pickle=False, **arrays)
     about = {
         "item": item,
         "command": command,
         "config": as_json(cfg),
         "seed": cfg.seed,
         **provenance(),
+        "cores_busy_elsewhere": round(elsewhere, 2),
         "source_digest": digest,
         "wall_seconds": round(wall_seconds, 2),
         "arrays": {name: {"shape": value.shape, "dtype": str(value.dtype)} for name, value in arrays.items()},
     }
-    (out / f"{item}.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    out.mkdir(parents=True, exist_ok=True)
+    unfinished = out / f".{item}.unfinished"
+    with unfinished.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+    unfinished.replace(out / f"{item}.npz")
+    unfinished.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(out / f"{item}.json")
 
 
 def load(out: Path, item: str) -> tuple[Results, dict[str, Any]]:
@@ -259,7 +285,13 @@ def load(out: Path, item: str) -> tuple[Results, dict[str, Any]]:
 
 
 def stored(out: Path, item: str) -> bool:
-    return (out / f"{item}.npz").exists() and (out / f"{item}.json").exists()
+    """Whether there are results that can be read."""
+    try:
+        about = json.loads((out / f"{item}.json").read_text(encoding="utf-8"))
+        with np.load(out / f"{item}.npz", allow_pickle=False) as arrays:
+            return set(arrays.files) == set(about["arrays"])
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        return False
 
 
 def is_current(out: Path, item: str, cfg: Any) -> bool:
@@ -273,10 +305,10 @@ def is_current(out: Path, item: str, cfg: Any) -> bool:
 def run_and_save(out: Path, item: str, run: Callable[[Any], Results], cfg: Any, command: str) -> float:
     # taken first: the source may be edited while the run goes on
     digest = source_digest(item)
-    start = time.perf_counter()
+    start, elsewhere = time.perf_counter(), cpu_seconds_elsewhere()
     results = run(cfg)
     wall = time.perf_counter() - start
-    save(out, item, cfg, results, wall, command, digest)
+    save(out, item, cfg, results, wall, command, digest, (cpu_seconds_elsewhere() - elsewhere) / wall)
     return wall
 
 
@@ -284,7 +316,37 @@ def run_and_save(out: Path, item: str, run: Callable[[Any], Results], cfg: Any, 
 
 
 def define_out_flag() -> None:
-    flags.DEFINE_string("out", "results", "Folder for raw results and figures.")
+    flags.DEFINE_string("out", "results", "Folder for raw results and figures; results/quick for the quick preset.")
+
+
+def out_folder(preset: str = "default") -> Path:
+    """--out, made now: a folder that cannot be written is no surprise after the work. A quick look has its own."""
+    given = flags.FLAGS["out"].present
+    out = Path(flags.FLAGS.out, "quick") if preset == "quick" and not given else Path(flags.FLAGS.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".unfinished").touch()
+        (out / ".unfinished").unlink()
+    except OSError as error:
+        raise app.UsageError(f"--out={flags.FLAGS.out}; expected a folder that can be written ({error})") from None
+    return out
+
+
+def refuse_arguments(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments {argv[1:]}; flags begin with --, see --help")
+
+
+def command(act: Callable[[Path], None]) -> None:
+    """The command line of what reads stored results: --out, and no more."""
+    define_out_flag()
+
+    def main(argv: list[str]) -> None:
+        refuse_arguments(argv)
+        act(out_folder())
+
+    show_in_help()
+    app.run(main)
 
 
 def show_in_help() -> None:
@@ -295,6 +357,14 @@ def show_in_help() -> None:
                 flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 
+def configured(cfg: Any, **given: Any) -> Any:
+    """The configuration with these values; what it finds wrong with them is the user's to mend."""
+    try:
+        return dataclasses.replace(cfg, **given)
+    except (OSError, ValueError) as error:
+        raise app.UsageError(str(error)) from None
+
+
 def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any], needed: tuple[str, ...] = ()) -> None:
     """The command line of one experiment; `needed` are flags of its own that have no default."""
     define_out_flag()
@@ -303,14 +373,13 @@ def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any],
     flags.DEFINE_integer("seed", None, "Seed of the first key, in place of the preset's.")
 
     def main(argv: list[str]) -> None:
-        if len(argv) > 1:
-            raise app.UsageError(f"unknown arguments {argv[1:]}")
+        refuse_arguments(argv)
+        out = out_folder(flags.FLAGS.preset)
         jax.config.update("jax_enable_x64", True)
         cfg = presets[flags.FLAGS.preset]
         given = {name: flags.FLAGS[name].value for name in ("runs", "seed") if flags.FLAGS[name].present}
         given |= {name: flags.FLAGS[name].value for name in needed}
-        cfg = dataclasses.replace(cfg, **given)
-        out = Path(flags.FLAGS.out)
+        cfg = configured(cfg, **given)
         command = f"python -m experiments.{item} " + " ".join(sys.argv[1:])
         wall = run_and_save(out, item, run, cfg, command.strip())
         console.print(f"{item}: {wall:.1f} s, wrote {out / item}.npz and .json")

@@ -1,6 +1,6 @@
 """N1, N5: error against iteration, its order, and the estimation form.
 
-    python -m experiments.convergence        (50 runs)
+    python -m experiments.convergence
 
 Paper: n = d = 240, kappa = 1e2, 50 runs; "log-log slope about 2" (quadratic convergence); the estimation form
 "recovers the same second order convergence", W_l C = D_l. No numbers beyond the slope.

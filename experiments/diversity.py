@@ -1,6 +1,6 @@
 """D1-D6: distributed EAGLE, its rounds of communication against the number of machines and their diversity.
 
-    python -m experiments.diversity        (10 runs, D1 on one problem for each M)
+    python -m experiments.diversity        (D1 on one problem for each M)
 
 Paper: error 1e-2 in at most 15 rounds, whatever M is (d = n = 1000, kappa_max = 1e3, alpha about 1); rounds grow like
 1/alpha (M = 3, alpha = 1, 1/1.2, 1/2.8, 1/85); GD needs 10-100x more; (d + d') n' floats a round; freezing A and B
@@ -51,7 +51,7 @@ class Config:
 
 PRESETS = {
     "quick": Config(d=60, n=20, caps=(3_000, 200, 1_000, 3_000), large=120, counts=(1, 3), runs=1, repeats=2),
-    "default": Config(large=400, caps=(3_000, 400, 4_000, 20_000), runs=3),
+    "default": Config(caps=(3_000, 400, 4_000, 20_000), runs=3),
     "full": Config(),
 }
 

@@ -1,6 +1,6 @@
 """N8: noise of standard deviation 0.01 on A, B and C: the error of D along the iteration, in the three regimes.
 
-    python -m experiments.early_stopping        (50 runs)
+    python -m experiments.early_stopping
 
 Paper: "early stopping regularises as GD does" (a figure, three regimes). D is clean, so the error first falls and
 then, once an iteration fits the noise, rises: the least on the way is what stopping can reach.

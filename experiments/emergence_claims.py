@@ -1,15 +1,16 @@
 """Verdicts on E1-E16, by rules in code, from the stored results of emergence, restart, transfer and initialisation.
 
-Numbers are means over the shipped seeds. The last layer's a2 is left out wherever it would enter: the loss does not
-see it, because nothing reads A and B after that layer.
+Numbers are medians over the shipped seeds: in a mean, one network that diverges on a task outweighs all others. The
+last layer's a2 is left out wherever it would enter: the loss does not see it, because nothing reads A and B after it.
 """
 
 import numpy as np
 
 from experiments import common
-from experiments.verdicts import DIFFERS, NOT_RUN, REFUTED, REPRODUCED, Finding, numbers, verdict
+from experiments.verdicts import DIFFERS, NOT_RUN, REFUTED, REPRODUCED, Finding, numbers, spread_of, verdict
 
 REGIMES = {"U": "U", "D": "D", "CL": "C-L"}
+NAMES = {"CL": "C-L", "Un": "noisy U", "Dn": "noisy D", "CLn": "noisy C-L", "U8": "8-head U"}
 PAPER_FIDELITY = {"U": (2.36, 5.27, 3.70, 2.16), "D": (0.62, 1.40, 1.28, 1.32), "CL": (0.01, 0.02, 0.13, 0.14)}
 PAPER_BOUND = 6e-4
 PAPER_DIFFERENCE = 0.28
@@ -25,13 +26,13 @@ def _missing(r: common.Results, *tags: str) -> Finding | None:
     return Finding(NOT_RUN, f"no trained weights of {', '.join(absent)} are shipped", {}) if absent else None
 
 
-def _mean(r: common.Results, tag: str, name: str) -> np.ndarray:
-    return np.mean(r[f"{tag}_{name}"], axis=0)
-
-
 def _typical(r: common.Results, tag: str, name: str) -> np.ndarray:
-    """Median over runs, for means over tasks: one task on which a network diverges outweighs all others in a mean."""
+    """Median over runs."""
     return np.median(r[f"{tag}_{name}"], axis=0)
+
+
+def _fewest(r: common.Results, *tags: str) -> int:
+    return min(_count(r, tag) for tag in tags)
 
 
 def _diverging(r: common.Results, tag: str) -> str:
@@ -42,7 +43,9 @@ def _diverging(r: common.Results, tag: str) -> str:
 
 
 def _seeds(r: common.Results, *tags: str) -> str:
-    return ", ".join(f"{_count(r, tag)} {REGIMES.get(tag, tag)}" for tag in tags) + " runs"
+    counts = [_count(r, tag) for tag in tags]
+    named = ", ".join(f"{n} {NAMES.get(tag, tag)}" for n, tag in zip(counts, tags, strict=True))
+    return f"{named} run{'s' * (sum(counts) != 1)}"
 
 
 def test_error(r: common.Results) -> Finding:
@@ -50,13 +53,16 @@ def test_error(r: common.Results) -> Finding:
         return absent
     parts, found = [], {}
     for tag, label in REGIMES.items():
-        mse = _mean(r, tag, "mse")
+        mse = _typical(r, tag, "mse")
         found[tag] = {"mse": mse.tolist(), "fall": float(mse[0] / mse[-1])}
         parts.append(f"{label}: {numbers(mse, 2)} ({mse[0] / mse[-1]:.0f}x)")
     falls, last = [f["fall"] for f in found.values()], [f["mse"][-1] for f in found.values()]
-    holds = min(falls) >= 10 and max(last) <= 3e-3
+    holds = bool(np.min(falls) >= 10 and np.max(last) <= 3e-3)  # NaN holds nowhere
     text = f"{'; '.join(parts)}; {_seeds(r, *REGIMES)}"
-    return Finding(verdict(holds, DIFFERS if max(falls) >= 10 else REFUTED), text, found)
+    brief = "; ".join(f"{REGIMES[t]} {f['fall']:.0f}x, to {f['mse'][-1]:.1e}" for t, f in found.items())
+    spread = spread_of(**{f"{REGIMES[t]} after layer 4": r[f"{t}_mse"][:, -1] for t in REGIMES})
+    result = verdict(holds, DIFFERS if np.nanmax(falls) >= 10 else REFUTED)
+    return Finding(result, text, found, spread, _fewest(r, *REGIMES), brief)
 
 
 def block_structure(r: common.Results) -> Finding:
@@ -71,27 +77,34 @@ def block_structure(r: common.Results) -> Finding:
         parts.append(f"{label}: on the diagonal at least {QK:.2f} (QK), {VP:.2f} (VP), off-block at most {off:.3f}")
     diagonal = [min(found[t]["least_diagonal_QK"], found[t]["least_diagonal_VP"]) >= 0.9 for t in ("U", "D")]
     blocks = max(f["most_off_block"] for f in found.values()) <= 0.05
-    result = verdict(all(diagonal) and blocks, DIFFERS if blocks else REFUTED)
+    result = verdict(all(diagonal) and blocks, DIFFERS if blocks or any(diagonal) else REFUTED)
     text = f"shares of ||W||², layers 1-3: {'; '.join(parts)}; {_seeds(r, *REGIMES)}"
-    return Finding(result, text, found)
+    least = {t: min(f["least_diagonal_QK"], f["least_diagonal_VP"]) for t, f in found.items()}
+    brief = "on the diagonal at least " + ", ".join(f"{x:.2f} of ||W||² ({REGIMES[t]})" for t, x in least.items())
+    shares = {f"{REGIMES[t]} {w} diagonal": r[f"{t}_{w}_diagonality"][:, :-1] for t in REGIMES for w in ("QK", "VP")}
+    return Finding(result, text, found, spread_of(**shares), _fewest(r, *REGIMES), brief)
 
 
 def step_laws(r: common.Results) -> Finding:
     if absent := _missing(r, *REGIMES):
         return absent
-    parts, found, mean_holds, constant = [], {}, [], []
+    parts, found, ratios, mean_holds, constant = [], {}, {}, [], []
     for tag, label in REGIMES.items():
-        eta = _mean(r, tag, "eta_largest")[:-1]
-        ratio = np.mean(r[f"{tag}_gamma_rho"][:, :-1] / r[f"{tag}_eta_rho"][:, :-1], axis=0)
+        eta = _typical(r, tag, "eta_largest")[:-1]
+        ratios[tag] = r[f"{tag}_gamma_rho"][:, :-1] / r[f"{tag}_eta_rho"][:, :-1]
+        ratio = np.median(ratios[tag], axis=0)
         mean = float(np.mean(ratio))
         found[tag] = {"eta": eta.tolist(), "ratio": ratio.tolist(), "mean_ratio": mean}
-        found[tag]["gamma"] = _mean(r, tag, "gamma_largest").tolist()
-        found[tag]["eta_by_median_norm"] = _mean(r, tag, "eta_median")[:-1].tolist()
+        found[tag]["gamma"] = _typical(r, tag, "gamma_largest").tolist()
+        found[tag]["eta_by_median_norm"] = _typical(r, tag, "eta_median")[:-1].tolist()
         mean_holds.append(1.7 <= mean <= 2.1 and 0.5 <= float(np.mean(eta)) <= 1.5)
-        constant.append(eta.max() / eta.min() < 1.5 and ratio.max() / ratio.min() < 1.5)
+        constant.append(all(x.min() > 0 and x.max() / x.min() < 1.5 for x in (eta, ratio)))
         parts.append(f"{label}: eta = {numbers(eta)}, gamma/eta = {numbers(ratio)}, mean {mean:.2f}")
     result = verdict(all(mean_holds) and all(constant), DIFFERS if any(mean_holds) else REFUTED)
-    return Finding(result, f"layers 1-3, {'; '.join(parts)}; {_seeds(r, *REGIMES)}", found)
+    text = f"layers 1-3, {'; '.join(parts)}; {_seeds(r, *REGIMES)}"
+    brief = "gamma/eta by layer: " + "; ".join(f"{REGIMES[t]} {numbers(f['ratio'], 2)}" for t, f in found.items())
+    spread = spread_of(**{f"{REGIMES[t]} gamma/eta, mean over layers": x.mean(1) for t, x in ratios.items()})
+    return Finding(result, text, found, spread, _fewest(r, *REGIMES), brief)
 
 
 def fidelity(r: common.Results) -> Finding:
@@ -101,15 +114,26 @@ def fidelity(r: common.Results) -> Finding:
     parts, found, within = [], {}, []
     for tag, label in REGIMES.items():
         form, general = (_typical(r, tag, name)[1:] * 1e4 for name in ("form", "general"))
-        middle, spread = _typical(r, tag, "form_median")[1:] * 1e4, np.std(r[f"{tag}_form"], axis=0)[1:] * 1e4
-        found[tag] = {"typical": form.tolist(), "spread": spread.tolist(), "median_task": middle.tolist()}
+        middle = _typical(r, tag, "form_median")[1:] * 1e4
+        found[tag] = {"typical": form.tolist(), "median_task": middle.tolist()}
         found[tag] |= {"general": general.tolist(), "paper": list(PAPER_FIDELITY[tag])}
         within.append(form <= PAPER_BOUND * 1e4)
         parts.append(
             f"{label} {numbers(form)} (median task {numbers(middle)}; matrices for scalars {numbers(general)})"
         )
     result = verdict(bool(np.all(within)), DIFFERS if np.any(within) else REFUTED)
-    return Finding(result, f"x1e-4: {'; '.join(parts)}; {_seeds(r, *REGIMES)}", found)
+    text = f"x1e-4: {'; '.join(parts)}; {_seeds(r, *REGIMES)}"
+    brief = "x1e-4: " + "; ".join(f"{REGIMES[t]} {numbers(f['typical'], 2)}" for t, f in found.items())
+    layers = {f"{REGIMES[t]}, layer {i}": r[f"{t}_form"][:, i] for t in REGIMES for i in range(1, 5)}
+    columns = ["network", *(f"layer {i}" for i in range(1, 5))]
+    rows = []
+    for t, f in found.items():
+        rows.append([f"{REGIMES[t]}, paper", *f["paper"]])
+        rows.append([f"{REGIMES[t]}, mean task", *(f"{x:.3g}" for x in f["typical"])])
+        rows.append([f"{REGIMES[t]}, median task", *(f"{x:.3g}" for x in f["median_task"])])
+        rows.append([f"{REGIMES[t]}, matrices for scalars", *(f"{x:.3g}" for x in f["general"])])
+    found["table"] = {"columns": columns, "rows": rows}
+    return Finding(result, text, found, spread_of(**layers), _fewest(r, *REGIMES), brief)
 
 
 def fixed_ratio(r: common.Results) -> Finding:
@@ -117,7 +141,7 @@ def fixed_ratio(r: common.Results) -> Finding:
         return absent
     change, middle = (float(_typical(r, "U", name)[-1]) for name in ("fixed_D", "fixed_D_median"))
     own, own_middle = (float(_typical(r, "U", name)[-1]) for name in ("mse_mean", "mse"))
-    laws = float(_mean(r, "U", "laws_D_median")[-1])
+    laws = float(_typical(r, "U", "laws_D_median")[-1])
     holds = change < own and change <= 3 * PAPER_FIXED
     text = (
         f"predictions change by {change:.1e} (median task {middle:.1e}), the network's own error is {own:.1e} "
@@ -125,15 +149,23 @@ def fixed_ratio(r: common.Results) -> Finding:
         f"{_seeds(r, 'U')}{_diverging(r, 'U')}"
     )
     found = {"change": change, "change_median": middle, "own": own, "own_median": own_middle, "laws_median": laws}
-    return Finding(verdict(holds, DIFFERS if middle < own_middle else REFUTED), text, found)
+    spread = spread_of(change=r["U_fixed_D"][:, -1], own_error=r["U_mse_mean"][:, -1])
+    brief = f"{change:.1e} (median task {middle:.1e}), own error {own:.1e} ({own_middle:.1e})"
+    result = verdict(holds, DIFFERS if middle < own_middle else REFUTED)
+    return Finding(result, text, found, spread, _count(r, "U"), brief)
 
 
 def heads(r: common.Results) -> Finding:
     if absent := _missing(r, "U", "U8"):
         return absent
-    one, eight = (float(_mean(r, tag, "mse")[-1]) for tag in ("U", "U8"))
+    one, eight = (float(_typical(r, tag, "mse")[-1]) for tag in ("U", "U8"))
     text = f"median test error {one:.2e} with one head, {eight:.2e} with eight; {_seeds(r, 'U', 'U8')}"
-    return Finding(verdict(one <= 1.5 * eight, DIFFERS), text, {"one": one, "eight": eight})
+    spread = spread_of(one_head=r["U_mse"][:, -1], eight_heads=r["U8_mse"][:, -1])
+    found = {"one": one, "eight": eight}
+    brief = f"{one:.2e} with one head, {eight:.2e} with eight"
+    return Finding(
+        verdict(max(one / eight, eight / one) <= 1.5, DIFFERS), text, found, spread, _fewest(r, "U", "U8"), brief
+    )
 
 
 def messages(r: common.Results) -> Finding:
@@ -145,10 +177,13 @@ def messages(r: common.Results) -> Finding:
     text = (
         f"what reaches other machines' (A, B) is at most {foreign.max():.3f} of the own block (layers 1-3), their "
         f"(C, D) factor is {factor.min():.2f} to {factor.max():.2f} of the own one; the own n x n block has rank "
-        f"{numbers(ranks.mean(0))} of 6; {_seeds(r, 'D')}"
+        f"{numbers(ranks.mean(0))} of {r['D_VP_spectrum'].shape[-1]}; {_seeds(r, 'D')}"
     )
     found = {"foreign_AB": float(foreign.max()), "factor": [float(factor.min()), float(factor.max())]}
-    return Finding(verdict(bool(holds), REFUTED), text, found | {"rank": ranks.mean(0).tolist()})
+    found |= {"rank": ranks.mean(0).tolist()}
+    spread = spread_of(share_of_A_and_B=foreign, factor_of_C_and_D=factor)
+    brief = f"(A, B) at most {foreign.max():.3f} of the own block, (C, D) {factor.min():.2f} to {factor.max():.2f}"
+    return Finding(verdict(bool(holds), REFUTED), text, found, spread, _count(r, "D"), brief)
 
 
 def _distance_to_identity(blocks: np.ndarray) -> float:
@@ -161,8 +196,8 @@ def _distance_to_identity(blocks: np.ndarray) -> float:
 def sketch(r: common.Results) -> Finding:
     if absent := _missing(r, "CL"):
         return absent
-    ranks = [_mean(r, "CL", f"{w}_rank")[:-1] for w in ("QK", "VP")]
-    difference, own, next_ = (_mean(r, "CL", name) for name in ("difference", "own", "next"))
+    ranks = [_typical(r, "CL", f"{w}_rank")[:-1] for w in ("QK", "VP")]
+    difference, own, next_ = (_typical(r, "CL", name) for name in ("difference", "own", "next"))
     top = np.sort(np.linalg.eigvalsh(r["CL_unit"]), axis=-1)[..., -5:]
     unit = r["CL_unit"].reshape(-1, *r["CL_unit"].shape[-2:])
     ours, chance = _distance_to_identity(unit), _distance_to_identity(r["random_sketch"][: len(unit)])
@@ -177,7 +212,11 @@ def sketch(r: common.Results) -> Finding:
     )
     found = {"difference": difference.tolist(), "own": own.tolist(), "next": next_.tolist()}
     found |= {"eigenvalues": [float(top.min()), float(top.max())], "mean_off_identity": [ours, chance]}
-    return Finding(verdict(holds, DIFFERS if low_rank else REFUTED), text, found)
+    spread = spread_of(**{f"difference in layer {i}": x for i, x in enumerate(r["CL_difference"][:, :-1].T, 1)})
+    brief = f"rank 5; {numbers(difference[:-1])} apart; W_VP fits what the next layer reads"
+    brief = brief if low_rank and np.all(next_ < own) else ""
+    result = verdict(holds, DIFFERS if low_rank else REFUTED)
+    return Finding(result, text, found, spread, _count(r, "CL"), brief)
 
 
 def noise(r: common.Results) -> Finding:
@@ -186,14 +225,26 @@ def noise(r: common.Results) -> Finding:
         return Finding(NOT_RUN, "no trained weights with noise are shipped", {})
     parts, found, alike = [], {}, []
     for tag in present:
-        eta, clean = (_mean(r, t, "eta_largest")[:-1] for t in (f"{tag}n", tag))
-        mse, kappa = _mean(r, f"{tag}n", "mse"), _mean(r, f"{tag}n", "kappa")
+        eta, clean = (_typical(r, t, "eta_largest")[:-1] for t in (f"{tag}n", tag))
+        mse, kappa = _typical(r, f"{tag}n", "mse"), _typical(r, f"{tag}n", "kappa")
         found[tag] = {"mse": mse.tolist(), "kappa": kappa.tolist(), "eta": eta.tolist(), "clean_eta": clean.tolist()}
-        alike.append(bool(mse[-1] < mse[0] / 2 and np.all(np.abs(eta / clean - 1) < 0.5)))
-        parts.append(f"{REGIMES[tag]}: error {numbers(mse, 2)}, eta {numbers(eta)} (without noise {numbers(clean)})")
-    result = verdict(all(alike), DIFFERS if any(alike) else REFUTED)
-    text = f"{'; '.join(parts)}; {_seeds(r, *(f'{t}n' for t in present))}"
-    return Finding(result, text + ("" if len(present) == 3 else "; the other regimes are not shipped yet"), found)
+        diagonal = [min(_typical(r, t, f"{w}_diagonality")[:-1].min() for w in ("QK", "VP")) for t in (f"{tag}n", tag)]
+        found[tag]["least_diagonal"], found[tag]["clean_least_diagonal"] = map(float, diagonal)
+        same_form = diagonal[0] >= 0.9 * diagonal[1]
+        alike.append(bool(mse[-1] < mse[0] / 2 and np.all(np.abs(eta / clean - 1) < 0.5) and same_form))
+        parts.append(
+            f"{REGIMES[tag]}: error {numbers(mse, 2)}, eta {numbers(eta)} (without noise {numbers(clean)}), on the "
+            f"diagonal at least {diagonal[0]:.2f} of ||W||² ({diagonal[1]:.2f})"
+        )
+    result = verdict(all(alike) and len(present) == 3, DIFFERS if any(alike) else REFUTED)
+    noisy = [f"{tag}n" for tag in present]
+    text = f"{'; '.join(parts)}; {_seeds(r, *noisy)}"
+    text += "" if len(present) == 3 else "; the other regimes are not shipped yet"
+    brief = "eta by layer: " + "; ".join(
+        f"{REGIMES[t]} {numbers(f['eta'], 2)} (clean {numbers(f['clean_eta'], 2)})" for t, f in found.items()
+    )
+    spread = spread_of(**{f"{REGIMES[t]} after layer 4": r[f"{t}n_mse"][:, -1] for t in present})
+    return Finding(result, text, found, spread, _fewest(r, *noisy), brief)
 
 
 def levels(r: common.Results) -> Finding:
@@ -208,7 +259,10 @@ def levels(r: common.Results) -> Finding:
         f"{_diverging(r, 'U')}"
     )
     holds = paper < own < few[1]
-    return Finding(verdict(holds, DIFFERS if paper < 2 * own else REFUTED), text, {"levels": few, "own": own})
+    spread = spread_of(change=r["U_clustered_mean"], own_error=r["U_mse_mean"][:, -1])
+    brief = f"2 and 3 values change predictions by {paper:.1e}, own error {own:.1e}"
+    result = verdict(holds, DIFFERS if paper < 2 * own else REFUTED)
+    return Finding(result, text, {"levels": few, "own": own}, spread, _count(r, "U"), brief)
 
 
 def spikes(r: common.Results) -> Finding:
@@ -217,7 +271,7 @@ def spikes(r: common.Results) -> Finding:
         return Finding(NOT_RUN, "no trained weights are shipped", {})
     parts, found = [], {}
     for tag in present:
-        share = float(np.mean(r[f"{tag}_spike_norm"] > 1))
+        share = float(np.mean(r[f"{tag}_spike_norm"] > 1)) if r[f"{tag}_spike_norm"].size else 1.0
         rate = float(np.mean(r[f"{tag}_spikes"] / r[f"{tag}_steps"]))
         last = float(np.median(r[f"{tag}_loss_median"][:, -50:]))
         found[tag] = {"share_above_usual": share, "spikes_per_step": rate, "final_loss": last}
@@ -226,30 +280,35 @@ def spikes(r: common.Results) -> Finding:
         )
     holds = min(f["share_above_usual"] for f in found.values()) >= 0.75
     text = f"largest ||A|| of a batch against its median (50 % by chance). {'; '.join(parts)}; {_seeds(r, *present)}"
-    return Finding(verdict(holds, DIFFERS), text, found)
+    shares = ", ".join(f"{f['share_above_usual']:.0%} ({REGIMES[t]})" for t, f in found.items())
+    spread = spread_of(**{f"{REGIMES[t]} spikes per step": r[f"{t}_spikes"] / r[f"{t}_steps"] for t in present})
+    brief = f"{shares} of the spikes have ||A|| above the usual"
+    return Finding(verdict(holds, DIFFERS), text, found, spread, _fewest(r, *present), brief)
 
 
 def conditioning(r: common.Results) -> Finding:
     """Up to the last layer's input: what comes after is not read."""
     if absent := _missing(r, *REGIMES):
         return absent
-    found = {tag: _mean(r, tag, "kappa")[:-1] for tag in REGIMES}
+    found = {tag: _typical(r, tag, "kappa")[:-1] for tag in REGIMES}
     falls = {tag: float(k[0] / k[-1]) for tag, k in found.items()}
     parts = [f"{label} {numbers(found[tag])}" for tag, label in REGIMES.items()]
     result = verdict(min(falls.values()) >= 2, DIFFERS if max(falls.values()) >= 2 else REFUTED)
     text = (
         f"median sigma_1/sigma_10 of A_0..A_3 (sigma_6 on machines): {'; '.join(parts)}; "
-        f"of A_l S_l in C-L {numbers(_mean(r, 'CL', 'kappa_read'))}; {_seeds(r, *REGIMES)}"
+        f"of A_l S_l in C-L {numbers(_typical(r, 'CL', 'kappa_read'))}; {_seeds(r, *REGIMES)}"
     )
-    return Finding(result, text, {"falls": falls})
+    spread = spread_of(**{f"{REGIMES[t]} before layer 4": r[f"{t}_kappa"][:, 3] for t in REGIMES})
+    brief = "; ".join(f"{REGIMES[t]} {k[0]:.3g} to {k[-1]:.3g}" for t, k in found.items())
+    return Finding(result, text, {"falls": falls}, spread, _fewest(r, *REGIMES), brief)
 
 
 def estimation(r: common.Results) -> Finding:
     if absent := _missing(r, "E"):
         return absent
-    form, residual = _mean(r, "E", "form_D_median")[1:], _mean(r, "E", "residuals")
-    a1, a2, a3 = _mean(r, "E", "alphas").T
-    beta, mse = _mean(r, "E", "beta") / a1, _mean(r, "E", "mse")
+    form, residual = _typical(r, "E", "form_D_median")[1:], _typical(r, "E", "residuals")
+    a1, a2, a3 = _typical(r, "E", "alphas").T
+    beta, mse = _typical(r, "E", "beta") / a1, _typical(r, "E", "mse")
     shaped = residual[:, 0].max() <= 0.25 and residual[:, 1].max() <= 0.25 and np.abs(a3 / a2 - 1)[:-1].max() <= 0.1
     follows = bool(np.all(form < mse[1:] / 4)) and np.abs(beta[1:] - 1).max() <= 0.25
     text = (
@@ -259,22 +318,34 @@ def estimation(r: common.Results) -> Finding:
         f"{numbers(mse[1:] * 1e4)} x1e-4; {_seeds(r, 'E')}"
     )
     found = {"beta_over_a1": beta.tolist(), "W_gap": form.tolist(), "mse": mse.tolist()}
-    return Finding(verdict(bool(shaped) and follows, DIFFERS if shaped else REFUTED), text, found)
+    spread = spread_of(error=r["E_mse"][:, -1], gap=r["E_form_D_median"][:, -1])
+    brief = (
+        f"off the form by at most {residual[:, :2].max():.2f}; gap to Update {form[-1]:.1e}, own error {mse[-1]:.1e}"
+    )
+    result = verdict(bool(shaped) and follows, DIFFERS if shaped else REFUTED)
+    return Finding(result, text, found, spread, _count(r, "E"), brief)
 
 
 def initialisation(r: common.Results) -> Finding:
+    """Reproduced if both sign and scale move the final error by half or more, differs if only one does."""
     groups = sorted({(int(s), float(d)) for s, d in zip(r["sign"], r["std"], strict=True)})
     if len(groups) < 2:
         return Finding(NOT_RUN, f"only {groups or 'no network'} (sign, std) is shipped", {})
-    parts, found = [], {}
+    parts, found, spread = [], {}, {}
     for sign, std in groups:
-        here = (r["sign"] == sign) & (r["std"] == std)
-        mse, form = np.mean(r["mse"][here, -1]), np.mean(r["form_QK"][here])
-        found[f"sign {sign:+d}, std {std:g}"] = {"mse": float(mse), "form_QK": float(form), "runs": int(here.sum())}
+        name, here = f"sign {sign:+d}, std {std:g}", (r["sign"] == sign) & (r["std"] == std)
+        mse, form = np.median(r["mse"][here, -1]), np.median(np.mean(r["form_QK"][here], axis=1))
+        found[name] = {"mse": float(mse), "form_QK": float(form), "runs": int(here.sum())}
         runs = f"{here.sum()} run" if here.sum() == 1 else f"{here.sum()} runs"
-        parts.append(f"sign {sign:+d}, std {std:g}: error {mse:.1e}, W_QK off the form by {form:.2f}, {runs}")
-    errors = [f["mse"] for f in found.values()]
-    return Finding(verdict(max(errors) > 1.5 * min(errors), REFUTED), "; ".join(parts), found)
+        parts.append(f"{name}: error {mse:.1e}, W_QK off the form by {form:.2f}, {runs}")
+        spread[name] = r["mse"][here, -1]
+    errors = {group: f["mse"] for group, f in zip(groups, found.values(), strict=True)}
+    effect = lambda same: max((errors[a] / errors[b] for a in groups for b in groups if same(a, b)), default=1.0)  # noqa: E731
+    sign, std = effect(lambda a, b: a[1] == b[1]), effect(lambda a, b: a[0] == b[0])
+    result = verdict(min(sign, std) > 1.5, DIFFERS if max(sign, std) > 1.5 else REFUTED)
+    brief = f"the sign changes the error {sign:.1f}x, the scale {std:.1f}x"
+    fewest = min(f["runs"] for f in found.values())
+    return Finding(result, f"{'; '.join(parts)}; {brief}", found, spread_of(**spread), fewest, brief)
 
 
 def algorithm_or_table(r: common.Results) -> Finding:
@@ -283,6 +354,7 @@ def algorithm_or_table(r: common.Results) -> Finding:
         return Finding(NOT_RUN, "no trained unconstrained weights are shipped", {})
     at = {name: i for i, name in enumerate(r["methods"].tolist())}
     usual = float(np.mean(r["factor"][:, r["factor_values"] == 1, at["schedule"]]))
+    beyond = np.mean(r["factor"][..., at["schedule"]], axis=0)[[0, -1]]
     within = r["factor_values"][np.mean(r["factor"][..., at["schedule"]], axis=0) <= 2 * usual]
     big = r["n_values"] >= 18
     sizes = np.mean(r["n"][:, big], axis=0)
@@ -292,13 +364,17 @@ def algorithm_or_table(r: common.Results) -> Finding:
     better = float(np.mean(wins[:, at["scaled"]] < wins[:, at["paper"]]))
     text = (
         f"error {usual:.2f} on its own tasks, below twice that for ||A|| times {within.min():g} to {within.max():g} "
-        f"(slower below, divergent above); with ||A|| scaled to training's it is at most "
+        f"({beyond[0]:.2g} at {r['factor_values'].min():g}, {beyond[1]:.2g} at {r['factor_values'].max():g}); with "
+        f"||A|| scaled to training's it is at most "
         f"{sizes[:, at['scaled']].max():.2f} for n = 18 to {r['n_values'].max():g} and "
-        f"{spectra[:, at['scaled']].max():.2f} for ranks 1 to 18 and decays 0.3 to 1; "
+        f"{spectra[:, at['scaled']].max():.2f} for ranks {r['s_values'].min():g} to {r['s_values'].max():g} and "
+        f"decays {r['decay_values'].min():g} to {r['decay_values'].max():g}; "
         f"better than four steps of the paper's constants in {better:.0%}; {r['seeds'].size} runs"
     )
     found = {"usual": usual, "factors": [float(within.min()), float(within.max())], "better_than_paper": better}
-    return Finding(verdict(holds, DIFFERS), text, found)
+    at_home = r["factor"][:, r["factor_values"] == 1, at["schedule"]]
+    brief = f"with ||A|| as in training, error at most {wins[:, at['scaled']].max():.2f} elsewhere, {usual:.2f} at home"
+    return Finding(verdict(holds, DIFFERS), text, found, spread_of(at_home=at_home), int(r["seeds"].size), brief)
 
 
 def form_or_accident(r: common.Results) -> Finding:
@@ -319,4 +395,6 @@ def form_or_accident(r: common.Results) -> Finding:
         )
     found = {tag: {k: np.asarray(v).tolist() for k, v in f.items()} for tag, f in found.items()}
     text = f"mean test error after {int(r['steps'])} steps. {'; '.join(parts)}"
-    return Finding(REPRODUCED if all(good) else DIFFERS if any(good) else REFUTED, text, found)
+    result = REPRODUCED if all(good) else DIFFERS if any(good) else REFUTED
+    ends = (f"{REGIMES[t]} {f['restarted']:.2e}, else {f['continued']:.2e}" for t, f in found.items())
+    return Finding(result, text, found, runs=1, brief="from the form: " + "; ".join(ends))

@@ -1,6 +1,6 @@
 """N11: forward error over condition number, precision and schedule, beside LAPACK.
 
-    python -m experiments.error_map        (50 runs)
+    python -m experiments.error_map
 
 Paper: nothing beyond kappa = 1e5 and one precision was tested. Here kappa = 1e0..1e16, float32 and float64,
 n = 100: relative forward errors of `solve` (D, with C = A Y as in the paper's data) and of `estimate` (W),

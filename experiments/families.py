@@ -1,6 +1,6 @@
 """N6: the six data distributions of the ablation.
 
-    python -m experiments.families        (50 runs)
+    python -m experiments.families
 
 Paper: n = d = 240, rank 240; EAGLE converges on all six (figures only, no numbers).
 

@@ -1,6 +1,6 @@
 """N2, N3: iterations and time to a mean squared error of 1e-20 against the condition number.
 
-    python -m experiments.kappa_sweep        (50 runs)
+    python -m experiments.kappa_sweep
 
 Paper: kappa in 1e2..1e5, iterations "scaling only with log kappa", time between lstsq and CG/GD (a figure);
 "about 100x fewer iterations than CG at kappa = 1e4".

@@ -7,14 +7,13 @@ Figures are inside as PNG; their PDF versions stay beside the page. Style change
 
 import base64
 import json
+import struct
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
-
-from experiments import common
+from experiments import claims, common, report
 from experiments.ledger import GROUPS, group
 
 Record = dict[str, Any]
@@ -55,20 +54,22 @@ nav a { text-decoration: none; white-space: nowrap; }
 .tiles b { color: var(--colour); }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .6rem; border-bottom: 1px solid var(--line); }
-th { font-weight: 600; color: var(--soft); }
-.wide { overflow-x: auto; margin: .8rem 0; } .wide td { white-space: nowrap; }
+th { font-weight: 600; } thead th { color: var(--soft); }
+.wide { overflow-x: auto; margin: .8rem 0; } .wide td, .wide th { white-space: nowrap; }
 article { margin: 1.6rem 0; padding: 1rem 1.2rem; }
 article header { display: flex; gap: .6rem; align-items: baseline; justify-content: space-between; flex-wrap: wrap; }
 dl { display: grid; grid-template-columns: 6.5rem 1fr; gap: .25rem .8rem; margin: .8rem 0 0; }
-dt { color: var(--soft); font-size: .92rem; } dd { margin: 0; }
+dt { color: var(--soft); font-size: .92rem; } dd { margin: 0; } dl.terms { grid-template-columns: 11rem 1fr; }
 figure { margin: 1rem 0 0; padding: .6rem; background: #fff; border-radius: 6px; border: 1px solid var(--line); }
+figcaption { margin-top: .4rem; color: #59636e; font-size: .88rem; }
 figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 code, pre { font: .86em/1.45 ui-monospace, monospace; } pre { overflow-x: auto; margin: .5rem 0; }
 details { margin-top: .7rem; } summary { cursor: pointer; }
 @media (max-width: 40rem) {
-  dl { grid-template-columns: 1fr; gap: 0; } dt { margin-top: .5rem; }
-  .stack thead { display: none; } .stack, .stack tbody, .stack tr, .stack td { display: block; }
-  .stack tr { padding: .6rem 0; border-bottom: 1px solid var(--line); } .stack td { border: 0; padding: .1rem 0; }
+  dl, dl.terms { grid-template-columns: 1fr; gap: 0; } dt { margin-top: .5rem; }
+  .stack thead { display: none; } .stack, .stack tbody, .stack tr, .stack td, .stack th { display: block; }
+  .stack tr { padding: .6rem 0; border-bottom: 1px solid var(--line); }
+  .stack td, .stack th { border: 0; padding: .1rem 0; }
   .stack td[data-label]:not(:empty)::before { content: attr(data-label) ": "; color: var(--soft); }
   article { padding: .8rem; } figure { padding: .2rem; overflow-x: auto; }
   figure img { max-width: none; width: 36rem; }
@@ -78,9 +79,31 @@ details { margin-top: .7rem; } summary { cursor: pointer; }
     --reproduced: #116329; --differs: #7a4b00; --refuted: #a40e26; --not-run: #444; }
   body { font-size: 10pt; max-width: none; padding: 0; } nav, .up { display: none; } h2 { break-after: avoid; }
   article, figure, tr, .tiles li { break-inside: avoid; } .wide { overflow: visible; } .wide table { font-size: 7pt; }
-  details { display: none; } figure img { max-height: 7.5cm; }
+  details { display: none; } figure img { max-height: 7.5cm; } figure.tall img { max-height: 19cm; }
 }
 """
+
+
+TERMS = {
+    "A, B, C, D": "the blocks of a matrix [[A, C], [B, D]]; D is hidden, and wanted is B A⁺ C. "
+    "A is d × n, D is d′ × n′, κ is the condition number of A.",
+    "Update, η, γ": "one step of the paper's algorithm: A and B are conditioned with step size η, C and D moved with "
+    "γ, both scaled by ρ = 1/‖A‖². The paper's constants are η = 1/3, γ = 1.",
+    "U, D, C-L, E": "the networks: unconstrained, distributed over machines, computation-limited (narrow heads), "
+    "and the one that estimates W = B A⁺.",
+    "W_QK, W_VP": "products of a layer's query and key, value and projection weights. The paper's form is "
+    "W_QK = diag(a1 I, 0), W_VP = diag(a2 I, a3 I); then the layer is an Update with η ρ = −a1 a2, γ ρ = −a1 a3.",
+    "matrices for scalars": "the same form with a general matrix in place of each multiple of I.",
+    "α, diversity": "how different the machines' column spaces are: 1 if all are alike or all are orthogonal. It is "
+    "the smallest positive eigenvalue of the mean projector over the largest; the index is that eigenvalue itself.",
+    "averaging, mean projector": "the paper's way to combine machines, and ours: conjugate residuals on the mean "
+    "of their projectors.",
+    "plain, columns, deflation": "sketched steps with a fresh random sketch each (the paper's), with columns that take "
+    "turns, and our default, which uses each sketch up.",
+    "optimal": "our default step sizes, the best cubic at each step, in place of the paper's constants.",
+    "lstsq, CG, GD, SGD, LSMR": "what a user would take instead: LAPACK's SVD, conjugate gradients, (stochastic) "
+    "gradient descent, a Krylov method for sparse matrices.",
+}
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], kind: str) -> str:
@@ -89,8 +112,10 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], kind: str) -> s
     head = "".join(f'<th scope="col">{name}</th>' for name in columns)
     body = ""
     for row in rows:
-        cells = zip(columns, row, strict=True)
-        body += "<tr>" + "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells) + "</tr>\n"
+        first, *rest = row
+        cells = zip(columns[1:], rest, strict=True)
+        body += f'<tr><th scope="row">{first}</th>'
+        body += "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells) + "</tr>\n"
     inside = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
     return f'<div class="{kind}">{inside}</div>'
 
@@ -116,7 +141,7 @@ def summary(records: list[Record]) -> str:
     for r in records:
         link = f'<a href="#{r["id"]}">{r["id"]}</a>'
         paper = f"{escape(r['paper'])} <span class=soft>{escape(r['where'])}</span>"
-        rows.append((link, badge(r["verdict"]), escape(r["statement"]), paper, ours(r)))
+        rows.append((link, badge(r["verdict"]), escape(r["statement"]), paper, escape(r["brief"]) or ours(r)))
     return table(("claim", "verdict", "statement", "paper", "ours"), rows, "stack")
 
 
@@ -125,9 +150,12 @@ def spread(record: Record) -> str:
     return "; ".join(f"{escape(name)}: {low:.3g} to {high:.3g}" for name, (low, high) in named.items())
 
 
-def inlined(path: Path, text: str) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<figure><img alt="{escape(text, quote=True)}" src="data:image/png;base64,{data}"></figure>'
+def inlined(path: Path) -> str:
+    caption, data = escape(report.CAPTIONS.get(path.stem, path.stem), quote=True), path.read_bytes()
+    width, height = struct.unpack(">II", data[16:24])  # a PNG begins with a signature and this header
+    kind = ' class="tall"' if height > width else ""
+    image = f'<img alt="{caption}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
+    return f"<figure{kind}>{image}<figcaption>{caption}</figcaption></figure>"
 
 
 def figure(record: Record, out: Path, shown: dict[str, str]) -> str:
@@ -138,7 +166,7 @@ def figure(record: Record, out: Path, shown: dict[str, str]) -> str:
     if name in shown:
         return f'<p class="soft">Figure: see <a href="#{shown[name]}">{shown[name]}</a>.</p>'
     shown[name] = record["id"]
-    return inlined(out / name, f"{record['id']}: {record['statement']}; {record['measured']}")
+    return inlined(out / name)
 
 
 def facts(record: Record) -> list[tuple[str, str]]:
@@ -196,8 +224,10 @@ def runs(records: list[Record]) -> str:
     rows = []
     for item, r in found.items():
         versions = " ".join(f"{name} {version}" for name, version in r["versions"].items())
-        machine = f"{r['processor'] or r['device']}, {r['cores']} cores, load {r['load_average']}"
-        cells = (item, f"{r['wall_seconds']:.0f} s", r["command"], machine, versions, r["git_revision"][:10])
+        machine = (
+            f"{r['processor'] or r['device']}, {r['cores']} cores, {r['cores_busy_elsewhere']} of them busy elsewhere"
+        )
+        cells = (item, f"{r['wall_seconds']:.0f} s", r["run_command"], machine, versions, r["git_revision"][:10])
         rows.append([escape(cell) for cell in cells])
     total = sum(r["wall_seconds"] for r in found.values())
     columns = ("experiment", "wall time", "command", "machine", "versions", "revision")
@@ -205,7 +235,12 @@ def runs(records: list[Record]) -> str:
 
 
 def render(records: list[Record], out: Path) -> str:
-    links = {"summary": "Summary", **{letter: short for letter, (short, _) in GROUPS.items()}, "runs": "Runs"}
+    links = {
+        "summary": "Summary",
+        **{letter: short for letter, (short, _) in GROUPS.items()},
+        "terms": "Terms",
+        "runs": "Runs",
+    }
     nav = "".join(f'<a href="#{target}">{title}</a>' for target, title in links.items())
     return f"""<!doctype html>
 <html lang="en">
@@ -219,14 +254,20 @@ def render(records: list[Record], out: Path) -> str:
 <body>
 <h1>{PAPER}: a reproduction</h1>
 <p class="soft">Lutz, Gangrade, Daneshmand, Saligrama, 2025. Measured with eagle_jax.
-Every verdict comes from a rule in code. Lines in figures are medians over runs, bands 10 to 90 %.</p>
+Every verdict comes from a rule in code, shown below each claim. Thick lines in figures are medians over runs, bands
+10 to 90 %, thin lines single runs, unless the caption says otherwise.</p>
 <nav aria-label="Sections">{nav}</nav>
+<main>
+{f'<p role="note"><b>{claims.QUICK}</b></p>' if claims.is_quick(records) else ""}
 {tiles(records)}
 <h2 id="summary">Summary</h2>
 {summary(records)}
 {sections(records, out)}
+<h2 id="terms">What the letters mean</h2>
+<dl class="terms">{"".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in TERMS.items())}</dl>
 <h2 id="runs">How it was run</h2>
 {runs(records)}
+</main>
 </body>
 </html>
 """
@@ -240,13 +281,11 @@ def write(out: Path) -> Path:
 
 
 def main() -> None:
-    common.define_out_flag()
+    def write_page(out: Path) -> None:
+        claims.write(out)
+        common.console.print(f"wrote {write(out)}")
 
-    def write_page(argv: list[str]) -> None:
-        del argv
-        common.console.print(f"wrote {write(Path(flags.FLAGS.out))}")
-
-    app.run(write_page)
+    common.command(write_page)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """N4, N7: rank-deficient data, at n = 240 and at n = 1920.
 
-    python -m experiments.ranks        (50 runs at 240, 3 at 1920)
+    python -m experiments.ranks
 
 Paper: ranks 30, 60, 120, 240 at n = d = 240 and 240, 480, 960, 1920 at n = d = 1920: EAGLE converges at every
 rank; CG "does not converge reliably when applied to low-rank matrices".

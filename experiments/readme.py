@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
-
 from experiments import claims, common
 
 PATH = common.ROOT / "README.md"
@@ -21,12 +19,12 @@ def cell(text: str) -> str:
 
 
 def row(record: dict[str, Any]) -> tuple[str, ...]:
-    command = f"`python -m experiments.{record['item']}`" if record["item"] else ""
+    command = f"`{record['command']}`" if record["command"] else ""
     seconds = record["wall_seconds"]
     minutes = "" if seconds is None else f"{seconds / 60:.1f}"
     paper = ", ".join(filter(None, (record["paper"], record["where"])))
-    # a reason is for the report; here it would repeat itself
-    return f"{record['id']}: {record['statement']}", command, minutes, paper, record["measured"], record["verdict"]
+    ours = record["brief"] or record["reason"]
+    return f"{record['id']}: {record['statement']}", command, minutes, paper, ours, record["verdict"]
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -47,16 +45,13 @@ def rewritten(text: str, records: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    common.define_out_flag()
-
-    def write(argv: list[str]) -> None:
-        del argv
-        path, _ = claims.write(Path(flags.FLAGS.out))
+    def write(out: Path) -> None:
+        path, _ = claims.write(out)
         records = json.loads(path.read_text(encoding="utf-8"))
         PATH.write_text(rewritten(PATH.read_text(encoding="utf-8"), records), encoding="utf-8")
         common.console.print(f"wrote {PATH}")
 
-    app.run(write)
+    common.command(write)
 
 
 if __name__ == "__main__":

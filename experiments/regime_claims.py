@@ -3,7 +3,7 @@
 import numpy as np
 
 from experiments import common
-from experiments.verdicts import DIFFERS, REFUTED, Finding, listed, spread_of
+from experiments.verdicts import DIFFERS, NOT_RUN, REFUTED, Finding, listed, spread_of
 from experiments.verdicts import verdict as _verdict
 
 
@@ -25,13 +25,14 @@ def inverse_alpha(r: common.Results) -> Finding:
     slope = float(np.polyfit(np.log(1 / index[1:]), np.log(rounds[1:]), 1)[0])
     text = (
         f"{listed(rounds)} rounds to 1e-6 at alpha = {listed(r['alphas'])} (index {listed(index)}): "
-        f"rounds ~ index^-{slope:.2f} for alpha < 1; krylov {listed(_median_rounds(r, 'krylov'))}"
+        f"rounds ~ index^-{slope:.2f} for alpha < 1; mean projector {listed(_median_rounds(r, 'krylov'))}"
     )
+    brief = f"{listed(rounds)} rounds at alpha = {listed(r['alphas'])}, ~ index^-{slope:.2f}"
     at = r["methods"].tolist().index("averaging")
     pairs = zip(r["alphas"], common.nan_unless_reached(r["rounds"][..., at]), strict=True)
     spread = spread_of(**{f"rounds at alpha = {alpha:.3g}": n for alpha, n in pairs})
     verdict = _verdict(0.75 <= slope <= 1.25, DIFFERS)
-    return Finding(verdict, text, {"rounds": rounds.tolist(), "slope": slope}, spread)
+    return Finding(verdict, text, {"rounds": rounds.tolist(), "slope": slope}, spread, brief=brief)
 
 
 def against_distributed_gd(r: common.Results) -> Finding:
@@ -40,11 +41,11 @@ def against_distributed_gd(r: common.Results) -> Finding:
     gd, cap = r["rounds"][..., at], int(r["caps"][at])
     cut = gd == common.NOT_REACHED
     ratio = np.median(np.where(cut, cap, gd), axis=-1) / _median_rounds(r, "averaging")
-    text = f"GD / EAGLE rounds to 1e-6: {listed(ratio)} at alpha = {listed(r['alphas'])}"
+    text = brief = f"GD / EAGLE rounds to 1e-6: {listed(ratio)} at alpha = {listed(r['alphas'])}"
     text += f"; lower bounds in {int(cut.sum())} of {cut.size} runs, where GD was cut off at {cap}" if cut.any() else ""
     within = bool(((ratio >= 10) & (ratio <= 100)).all()) and not cut.any()
     verdict = _verdict(within, DIFFERS if (ratio > 1).all() else REFUTED)
-    return Finding(verdict, text, {"ratio": ratio.tolist(), "cut_off": int(cut.sum())})
+    return Finding(verdict, text, {"ratio": ratio.tolist(), "cut_off": int(cut.sum())}, brief=brief)
 
 
 def floats_per_round(r: common.Results) -> Finding:
@@ -65,9 +66,14 @@ def cg_unavailable(r: common.Results) -> Finding:
     verdict = _verdict(not np.isfinite(cg).any(), REFUTED)
     text = (
         f"matrix-free CG, one d x d' sum a round, takes {listed(cg)} rounds to 1e-6 at alpha = {listed(r['alphas'])}; "
-        f"averaging {listed(eagle)}, krylov {listed(krylov)}"
+        f"averaging {listed(eagle)}, mean projector {listed(krylov)}"
     )
-    return Finding(verdict, text, {"cg": cg.tolist(), "averaging": eagle.tolist(), "krylov": krylov.tolist()})
+    numbers = {"cg": cg.tolist(), "averaging": eagle.tolist(), "krylov": krylov.tolist()}
+    at = r["methods"].tolist().index("cg")
+    pairs = zip(r["alphas"], common.nan_unless_reached(r["rounds"][..., at]), strict=True)
+    spread = spread_of(**{f"CG's rounds at alpha = {alpha:.3g}": n for alpha, n in pairs})
+    brief = f"CG without forming A Aᵀ: {listed(cg)} rounds, averaging {listed(eagle)}"
+    return Finding(verdict, text, numbers, spread, brief=brief)
 
 
 def _sketched_rounds(r: common.Results, method: str, target: float, kappa: float) -> np.ndarray:
@@ -87,6 +93,20 @@ def _over(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return a / b
 
 
+def _untimed(r: common.Results) -> Finding | None:
+    """A busy moment may have spoilt the time of a step (`sketching.step_seconds`)."""
+    if np.isfinite(r["step_seconds"]).all():
+        return None
+    return Finding(NOT_RUN, "some steps could not be timed on the busy machine; run it again", {})
+
+
+def _rounds_spread(r: common.Results, method: str, target: float, kappa: float) -> dict[str, list[float]]:
+    """Of the rounds by width, over the runs that get there."""
+    at, which = r["kappas"].tolist().index(kappa), r["targets"].tolist().index(target)
+    rounds = common.nan_unless_reached(r[f"rounds_{at}"])[:, r["methods"].tolist().index(method), :, which]
+    return spread_of(**{f"{method} rounds at r = {w}": n for w, n in zip(r["widths"], rounds.T, strict=True)})
+
+
 def sketch_rounds(r: common.Results) -> Finding:
     parts, slopes = [], {}
     ratio = r["n"] / r["widths"]
@@ -99,19 +119,27 @@ def sketch_rounds(r: common.Results) -> Finding:
     verdict = _verdict(bool(reached) and 0.75 <= slopes["plain"] <= 1.25, DIFFERS if reached else REFUTED)
     text = f"rounds to 1e-2 at r = {listed(r['widths'])}, kappa = {r['kappas'][0]:.0e}: {'; '.join(parts)}"
     text += "" if reached else f" (inf: more than {r['drawn_plain'][-1]})"
-    return Finding(verdict, text, {"exponent": slopes})
+    brief = "rounds ~ (n/r)^k: " + ", ".join(f"{method} k = {slope:.1f}" for method, slope in slopes.items())
+    spread = _rounds_spread(r, "plain", 1e-2, r["kappas"][0])
+    return Finding(verdict, text, {"exponent": slopes}, spread, brief=brief)
 
 
 def sketch_step_time(r: common.Results) -> Finding:
+    if spoilt := _untimed(r):
+        return spoilt
     methods = r["methods"].tolist()
     ratios = {m: (r["step_seconds"][methods.index(m)] / r["step_seconds"][0, -1]).tolist() for m in methods[:3]}
     gain = 1 / ratios["plain"][0]
     text = "; ".join(f"{m} {listed(v)}" for m, v in ratios.items())
     text = f"time of a step over the unsketched one at r = {listed(r['widths'])}: {text}; r = n/8 is {gain:.1f}x faster"
-    return Finding(_verdict(2.8 <= gain <= 6.3, DIFFERS if gain > 1 else REFUTED), text, {"ratios": ratios})
+    brief = f"{gain:.1f}x faster at r = n/8; on columns {1 / ratios['columns'][0]:.1f}x"
+    verdict = _verdict(2.8 <= gain <= 6.3, DIFFERS if gain > 1 else REFUTED)
+    return Finding(verdict, text, {"ratios": ratios}, runs=1, brief=brief)
 
 
 def against_sgd(r: common.Results) -> Finding:
+    if spoilt := _untimed(r):
+        return spoilt
     wide = r["widths"] >= r["n"] / 4
     kappa = r["kappas"][0]
     sgd = _sketched_seconds(r, "sgd", 1e-2, kappa)
@@ -120,16 +148,32 @@ def against_sgd(r: common.Results) -> Finding:
     holds = bool((gain["plain"][wide] > 1).all())
     text = f"SGD's time to 1e-2 over EAGLE's at r = {listed(r['widths'])}: {text}"
     verdict = _verdict(holds, DIFFERS if (gain["deflation"][wide] > 1).all() else REFUTED)
-    return Finding(verdict, text, {m: v.tolist() for m, v in gain.items()})
+    at = int(np.argmin(np.abs(r["n"] / r["widths"] - 4)))
+    quarter = ", ".join(f"{m} {listed(v[[at]])}x" for m, v in gain.items())
+    spread = _rounds_spread(r, "plain", 1e-2, kappa)
+    numbers = {m: v.tolist() for m, v in gain.items()}
+    return Finding(verdict, text, numbers, spread, brief=f"SGD's time over ours at r = n/4: {quarter}")
 
 
 def against_sketch_cg(r: common.Results) -> Finding:
+    """A third is a ratio of two times: without sketch-and-CG's there is none, whoever wins."""
+    if spoilt := _untimed(r):
+        return spoilt
     kappa = r["kappas"][-1]
     cg = _sketched_seconds(r, "sketch_cg", 1e-6, kappa)
-    part = {m: _over(_sketched_seconds(r, m, 1e-6, kappa), cg) for m in ("plain", "columns", "deflation")}
-    numbers = {m: [None if np.isnan(x) else float(x) for x in v] for m, v in part.items()}
-    text = "; ".join(f"{m} {listed(v)}" for m, v in part.items())
-    text = f"EAGLE's time to 1e-6 over sketch-and-CG's at kappa = {kappa:.0e}, r = {listed(r['widths'])}: {text}"
-    text += " (0: sketch-and-CG does not get there, nan: neither does)"
-    middle = float(np.nanmedian(part["plain"][:-1])) if np.isfinite(part["plain"][:-1]).any() else np.inf
-    return Finding(_verdict(middle <= 0.5, DIFFERS if middle < 1 else REFUTED), text, numbers)
+    ours = {m: _sketched_seconds(r, m, 1e-6, kappa) for m in ("plain", "columns", "deflation")}
+    part = {m: _over(seconds, cg) for m, seconds in ours.items()}
+    numbers = {m: [float(x) if np.isfinite(x) else None for x in v] for m, v in part.items()}
+    reached = {m: r["widths"][np.isfinite(seconds)] for m, seconds in (ours | {"sketch-and-CG": cg}).items()}
+    where = "; ".join(f"{m} at r = {listed(w)}" if w.size else f"{m} nowhere" for m, w in reached.items())
+    text = f"1e-6 at kappa = {kappa:.0e} is reached by {where}"
+    both = np.isfinite(part["plain"]) & np.isfinite(cg)
+    if both.any():
+        middle = float(np.median(part["plain"][both]))
+        text += f"; where both get there, EAGLE takes {middle:.2f} of the time"
+        verdict = _verdict(middle <= 0.5, DIFFERS if middle < 1 else REFUTED)
+    else:
+        text += "; so there is no ratio of times"
+        verdict = DIFFERS
+    spread = _rounds_spread(r, "deflation", 1e-6, kappa)
+    return Finding(verdict, text, numbers, spread)

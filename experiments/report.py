@@ -11,12 +11,12 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from absl import app, flags
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from experiments import common, emergence_report
 
@@ -74,7 +74,8 @@ def band(ax: Axes, x, rows: np.ndarray, method: str, **style) -> np.ndarray:
     """Median and 10-90 % band over the first axis of `rows`; the median."""
     # NaN is "not reached": more than any number, so a median of it is not drawn.
     rows = np.where(np.isnan(rows), np.inf, np.clip(rows, FLOOR, None))
-    low, middle, high = np.percentile(rows, [10, 50, 90], axis=0, method="nearest")
+    low, high = np.percentile(rows, [10, 90], axis=0, method="nearest")
+    middle = np.median(rows, axis=0)
     colour = COLOURS[method]
     ax.plot(x, middle, color=colour, label=style.pop("label", LABELS[method]), **style)
     ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
@@ -93,6 +94,12 @@ def name_ends(ax: Axes, x: np.ndarray, curves: dict[str, np.ndarray]) -> None:
         reached = np.flatnonzero(np.isfinite(y))
         if reached.size:
             name_line(ax, x[reached[-1]], y[reached[-1]], method)
+
+
+def power(x: float) -> str:
+    """1e2 as 10², for titles; other numbers as they are."""
+    exponent = np.log10(x)
+    return f"$10^{{{exponent:.0f}}}$" if np.isclose(exponent, round(exponent)) else f"{x:.0e}"
 
 
 def steps_axis(errors: np.ndarray) -> np.ndarray:
@@ -148,7 +155,7 @@ def kappa_sweep(r: common.Results) -> Figure:
     figure.legend([handles[i] for i in theory], [labels[i] for i in theory], loc="outside lower left", ncols=2)
     missing = kappas[np.isnan(gd)]
     if missing.size:
-        note = f"GD not reached at κ ≥ {missing.min():.0e}"
+        note = f"GD not reached at κ ≥ {power(missing.min())}"
         right.set_title(note, fontsize=8, color="#666666")
     return figure
 
@@ -241,14 +248,16 @@ def error_map(r: common.Results) -> Figure:
                     unsure = (r["status"][:, t, :, f, m] != 0).mean(-1) >= 0.5
                     level = np.median(errors, axis=0)
                     style = {"ms": 5, "mfc": "white", "color": COLOURS[method], "ls": "none"}
-                    ax.plot(r["kappas"][unsure], level[unsure], "o", label="not CONVERGED", **style)
+                    ax.plot(r["kappas"][unsure], level[unsure], "o", **style)
             ax.axvline(1 / np.finfo(dtype).eps, color="#999999", lw=0.8, ls=":")
             ax.set(xscale="log", yscale="log", title=f"{forms[form]}, {dtype}")
     for ax in axes[:, 0]:
         ax.set_ylabel("relative forward error")
     for ax in axes[-1]:
         ax.set_xlabel("κ(A)   (dotted: 1/eps)")
-    figure.legend(*_merged(*axes.flat), loc="outside lower center", ncols=4)
+    handles, labels = _merged(*axes.flat)
+    circle = Line2D([], [], marker="o", ms=5, mfc="white", color="#666666", ls="none")
+    figure.legend([*handles, circle], [*labels, "status is not CONVERGED"], loc="outside lower center", ncols=4)
     return figure
 
 
@@ -279,7 +288,8 @@ def machines(r: common.Results) -> Figure:
     ax.axhline(1e-2, color="#999999", lw=0.9, ls=":")
     ax.axvline(15, color="#999999", lw=0.9, ls=":")
     ax.annotate("paper: 15 rounds to 1e-2", (15, 1e-2), (15.4, 0.15), fontsize=8, color="#666666")
-    ax.set(yscale="log", xlabel="round", ylabel="relative error of D", ylim=(1e-16, 3))
+    size = int(r["large"])
+    ax.set(yscale="log", xlabel="round", ylabel="relative error of D", ylim=(FLOOR, 3), title=f"d = n = {size}")
     ax.legend()
     return figure
 
@@ -290,7 +300,7 @@ def alpha_sweep(r: common.Results) -> Figure:
     for ax, at in zip(axes[:2], (-2, -1), strict=True):
         for method, errors in zip(methods, r["curves"][at], strict=True):
             ax.plot(steps_axis(errors), np.clip(errors, FLOOR, 1e3), color=COLOURS[method], label=LABELS[method])
-        ax.set(xscale="log", yscale="log", ylim=(1e-15, 10), xlabel="round", title=f"α = 1/{1 / alphas[at]:.3g}")
+        ax.set(xscale="log", yscale="log", ylim=(FLOOR, 10), xlabel="round", title=f"α = 1/{1 / alphas[at]:.3g}")
     axes[0].set_ylabel("relative error of D")
     rounds = common.nan_unless_reached(r["rounds"])
     for i, method in enumerate(methods):
@@ -311,7 +321,7 @@ def sketches(r: common.Results) -> Figure:
             band(ax, r[f"drawn_{method}"], r[f"{method}_0"][:, i], method)
         part = round(int(r["n"]) / width)
         title = f"r = {width} = n/{part}" if part > 1 else f"r = {width} = n"
-        ax.set(xscale="log", yscale="log", ylim=(1e-15, 3), xlabel="round", title=title)
+        ax.set(xscale="log", yscale="log", ylim=(FLOOR, 3), xlabel="round", title=title)
     axes[0].set_ylabel("relative error of D")
     figure.legend(*_merged(axes[0]), loc="outside lower center", ncols=3)
     return figure
@@ -339,7 +349,7 @@ def sketch_times(r: common.Results) -> Figure:
             if np.isfinite(seconds).any():
                 ax.plot(widths, seconds / unsketched, "o-", ms=3, color=COLOURS[method], label=LABELS[method])
         ax.set(xscale="log", yscale="log", xlabel="r")
-        ax.set_title(f"time to {r['targets'][target]:.0e}, κ = {r['kappas'][kappa]:.0e}\n(unsketched steps)")
+        ax.set_title(f"time to {power(r['targets'][target])}, κ = {power(r['kappas'][kappa])}\n(unsketched steps)")
     for ax in axes:
         ax.set_xticks(widths, [str(w) for w in widths])
         ax.minorticks_off()
@@ -385,6 +395,23 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
 }
 
 
+CAPTIONS = {
+    "n1_convergence": "Error of D against the iteration, and each error against the one before it; all runs as dots.",
+    "n2_kappa_sweep": "Iterations and time to a mean squared error of 1e-20 against the condition number of A.",
+    "n4_ranks": "Error of D against the iteration at four ranks.",
+    "n7_ranks_large": "Error of D against the iteration at four ranks of larger matrices.",
+    "n6_families": "Error of D against the iteration for six families of random matrices.",
+    "n8_noise": "Error of the noiseless D against the iteration on noisy data: it falls, then rises to least squares.",
+    "n9_step_sizes": "Best error in 200 steps when both step sizes, or their ratio, are multiplied by a factor.",
+    "n10_stopping": "Error and change of D by step, and where the rule on the change stops, for two matrices.",
+    "n11_error_map": "Forward error against the condition number in float32 and float64, for D and for W.",
+    "d1_machines": "Error of D against the round of communication for several numbers of machines; one problem each.",
+    "d2_alpha": "Error of D by round at two diversities (one problem each), and rounds to 1e-6 against 1/alpha.",
+    "s1_sketches": "Error of D against the round for four widths r of the sketch.",
+    "s2_times": "Time of a step, and time to two accuracies, by the width r of the sketch; unit: an unsketched step.",
+    "r1_suitesparse": "Time over that of the SVD to two residuals, one row per matrix; no point where it was missed.",
+    **emergence_report.CAPTIONS,
+}
 FORMATS = {"png": {"dpi": 200}, "pdf": {}}
 
 
@@ -406,14 +433,11 @@ def draw_all(out: Path) -> list[Path]:
 
 
 def main() -> None:
-    common.define_out_flag()
-
-    def draw(argv: list[str]) -> None:
-        del argv
-        for path in draw_all(Path(flags.FLAGS.out)):
+    def draw(out: Path) -> None:
+        for path in draw_all(out):
             common.console.print(f"wrote {path}")
 
-    app.run(draw)
+    common.command(draw)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ networks or many machines are run. R1 needs SuiteSparse matrices in a folder. Re
 preset to results/quick/.
 """
 
-import dataclasses
 import os
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -57,8 +57,8 @@ def _configured(preset: str, seed: int | None, matrix_dir: str | None) -> list[t
     """(experiment, its configuration) for everything that can run."""
     pairs = [(experiment, experiment.PRESETS[preset]) for experiment in EXPERIMENTS]
     if matrix_dir:
-        pairs.insert(0, (suitesparse, dataclasses.replace(suitesparse.PRESETS[preset], matrix_dir=matrix_dir)))
-    return pairs if seed is None else [(e, dataclasses.replace(cfg, seed=seed)) for e, cfg in pairs]
+        pairs.insert(0, (suitesparse, common.configured(suitesparse.PRESETS[preset], matrix_dir=matrix_dir)))
+    return pairs if seed is None else [(e, common.configured(cfg, seed=seed)) for e, cfg in pairs]
 
 
 def run_all(preset: str, out: Path, seed: int | None = None, matrix_dir: str | None = None, jobs: int = 1) -> None:
@@ -120,7 +120,7 @@ def reproduce(preset: str, out: Path, seed: int | None = None, matrix_dir: str |
         run_all(preset, out, seed, matrix_dir, jobs)
     except KeyboardInterrupt:
         _say(f"interrupted; finished experiments are kept in {out}, and the same command goes on from there")
-        raise SystemExit(130) from None
+        raise
     html, path, *figures = conclude(out)
     _say(f"{(time.perf_counter() - start) / 60:.1f} min; {path}, {len(figures)} figures in {out / 'figures'}")
     _say(f"report: {html.resolve()}")
@@ -134,13 +134,14 @@ def main() -> None:
     suitesparse.define_flag()
 
     def run(argv: list[str]) -> None:
-        if len(argv) > 1:
-            raise app.UsageError(f"unknown arguments {argv[1:]}")
+        common.refuse_arguments(argv)
         jax.config.update("jax_enable_x64", True)
         f = flags.FLAGS
-        # a quick look does not overwrite the results of a real run
-        out = Path(f.out, "quick") if f.preset == "quick" and not f["out"].present else Path(f.out)
-        reproduce(f.preset, out, f.seed, f.matrix_dir, f.jobs)
+        try:
+            reproduce(f.preset, common.out_folder(f.preset), f.seed, f.matrix_dir, f.jobs)
+        except KeyboardInterrupt:
+            sys.stderr.flush()
+            os._exit(130)  # XLA's threads may still be at work, and do not survive an orderly exit
 
     common.show_in_help()
     app.run(run)

@@ -1,6 +1,6 @@
 """S1-S4: the computation-limited regime. Rounds and time by r, against SGD and sketch-and-CG.
 
-    python -m experiments.sketching        (50 runs)
+    python -m experiments.sketching
 
 Paper, at n = d = 240: rounds grow like n/r; 21, 16, 7 and 5 ms a step at r = 240, 120, 60, 30; faster than SGD from
 r = n/4 on (a later version: 2.5x to an error of 1e-2 at r = n/4); a third of sketch-and-CG's time to 1e-6 at
@@ -88,7 +88,7 @@ def step_seconds(problem: problems.Problem, widths, caps: dict[str, int], steps:
     """Seconds of one step, methods x widths, all of them interleaved.
 
     Ours from the difference of 1 and 1 + steps of them, which leaves the start out; the baselines', who start with
-    zeros, from `cap` steps.
+    zeros, from `cap` steps. NaN where a busy moment made the shorter run the longer one.
     """
     key = jax.random.key(0)
     lengths = {m: (cap,) if m in baselines.SKETCHED else (1, 1 + steps) for m, cap in caps.items()}
@@ -105,7 +105,8 @@ def step_seconds(problem: problems.Problem, widths, caps: dict[str, int], steps:
 
     def step(m, r):
         *short, long = lengths[m]
-        return (least[m, r, long] - sum(least[m, r, k] for k in short)) / (long - sum(short))
+        seconds = least[m, r, long] - sum(least[m, r, k] for k in short)
+        return seconds / (long - sum(short)) if seconds > 0 else np.nan
 
     return np.array([[step(m, r) for r in widths] for m in caps])
 

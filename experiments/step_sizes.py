@@ -1,6 +1,6 @@
 """N9: how much the step sizes matter, and what ties the trained network's steps to the paper's.
 
-    python -m experiments.step_sizes        (50 runs)
+    python -m experiments.step_sizes
 
 Paper: n = d = 15, rank 15, best error in 200 iterations; scaling eta and gamma by a common factor in
 [0.2, 2], or gamma/eta by a ratio in [0.2, 2], has "minimal effect". Here rho_l = 1/||A_l||^2 is recomputed at

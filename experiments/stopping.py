@@ -1,6 +1,6 @@
 """N10: is ||D_l - D_(l-1)||_F < tau a good stopping rule?
 
-    python -m experiments.stopping        (50 runs)
+    python -m experiments.stopping
 
 Paper: "a simple ||D_l - D_(l-1)||_F < tau stopping rule suffices in practice" (no tau is given). Two
 matrices that contradict it: singular values {1 (39 times), 1e-8}, and Kahan(60). tau is relative to ||D_l||_F

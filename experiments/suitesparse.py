@@ -53,6 +53,12 @@ class Config:
     timing: float = 20.0  # seconds for the repetitions of one matrix and target
     runs: int = 1  # the matrices are given
     seed: int = 0  # of the rows that LSMR gets
+    matrices: tuple[str, ...] = ()  # names and sizes of the files: results are not reused when they change
+
+    def __post_init__(self):
+        if self.matrix_dir:
+            found = tuple(f"{name_of(path)}, {path.stat().st_size} bytes" for path in files(self.matrix_dir))
+            object.__setattr__(self, "matrices", found)
 
 
 PRESETS = {
@@ -63,9 +69,13 @@ PRESETS = {
 
 
 def files(folder: str | Path) -> list[Path]:
-    found = sorted(p for p in Path(folder).glob("*.mtx*") if p.name.endswith((".mtx", ".mtx.gz")))
+    """Also in folders below: an archive of the collection unpacks to NAME/NAME.mtx."""
+    found = sorted(p for p in Path(folder).rglob("*.mtx*") if p.name.endswith((".mtx", ".mtx.gz")))
     if not found:
-        raise FileNotFoundError(f"no .mtx or .mtx.gz file in {folder}; the paper's are {', '.join(WANTED)}")
+        raise FileNotFoundError(
+            f"matrix_dir={folder}: no .mtx or .mtx.gz file there or below; the paper's are {', '.join(WANTED)}, at "
+            "https://sparse.tamu.edu"
+        )
     return found
 
 
@@ -222,9 +232,13 @@ def measure(p: Problem, cfg: Config) -> dict[str, np.ndarray]:
 def run(cfg: Config) -> common.Results:
     rows, names, shapes, skipped = [], [], [], []
     for path in common.track(files(cfg.matrix_dir), "R1 SuiteSparse"):
-        X = scipy.sparse.csr_matrix(scipy.io.mmread(path))
-        shape = tuple(map(int, scipy.io.mminfo(path)[:2]))
-        if math.prod(shape) > cfg.most_entries:
+        try:
+            shape = tuple(map(int, scipy.io.mminfo(path)[:2]))
+            small = math.prod(shape) <= cfg.most_entries
+            X = scipy.sparse.csr_matrix(scipy.io.mmread(path) if small else (0, 0))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} is not a Matrix Market file: {error}; mend or remove it") from error
+        if not small:
             skipped.append(f"{name_of(path)} (larger than this preset takes)")
             continue
         problem = full_rank_block(X.toarray().astype(np.float64))

@@ -8,7 +8,10 @@ REPRODUCED, DIFFERS, REFUTED, NOT_RUN = "reproduced", "differs", "refuted", "not
 
 
 class Finding(NamedTuple):
-    """What a rule says. `numbers["table"]`, {"columns": [...], "rows": [[...]]}, is shown as a table in the report."""
+    """What a rule says. `numbers["table"]`, {"columns": [...], "rows": [[...]]}, is shown as a table in the report.
+
+    `brief` is `measured` for a table's cell, where that is too long for one.
+    """
 
     verdict: str
     measured: str
@@ -17,6 +20,7 @@ class Finding(NamedTuple):
     spread: dict[str, list[float]] | None = None
     # problems or networks behind the verdict, where that is not the `runs` of the experiment's config
     runs: int | None = None
+    brief: str = ""
 
 
 def verdict(holds: bool, otherwise: str) -> str:
