@@ -3,9 +3,10 @@
     products -> sparsify -> cluster -> read_off          the paper's simplifications, each a small function
     extract(weights, architecture)                       all of it: an `Extracted`, with what each step leaves out
     extracted.as_schedule()                              a LayerSteps that `eagle_jax.solve` and `trajectory` run
-    embed(schedule, architecture)                        the other way; extract(embed(s)).as_schedule() == s
-                                                         (on M machines up to the rounding of gamma / M)
-    fidelity(architecture, weights, extracted, blocks)   how far network and algorithm are apart, layer by layer
+    embed(schedule, architecture)                        the other way; extract(embed(s)).as_schedule() == s in float64
+                                                         (on M machines up to the rounding of gamma / M, with a sketch
+                                                         up to a rotation of S)
+    fidelity(weights, extracted, blocks)                 how far network and algorithm are apart, layer by layer
 
 The form that is looked for, in n + n' columns (A, B | C, D):
 
@@ -26,7 +27,7 @@ import numpy as np
 from eagle_jax import attention
 from eagle_jax.attention import Weights
 from eagle_jax.blocks import Blocks
-from eagle_jax.schedules import LayerSteps
+from eagle_jax.schedules import LayerSteps, checked
 from eagle_jax.transformer import Architecture
 from eagle_jax.update import State, update, update_estimate
 
@@ -88,6 +89,8 @@ def cluster(W: np.ndarray, levels: int) -> np.ndarray:
 
     Least squares in one dimension: the best clusters are runs of the sorted entries, found by dynamic programming.
     """
+    if levels < 1:
+        raise ValueError(f"levels={levels}; expected at least 1")
     values, inverse = np.unique(W, return_inverse=True)
     count = np.bincount(inverse.ravel()).astype(float)
     cuts = _cuts(values, count, min(levels, values.size))
@@ -157,14 +160,19 @@ class Extracted(NamedTuple):
         return -self.architecture.blocks * np.sum(self.alphas[..., 0] * self.alphas[..., 2], axis=-1)
 
     def as_schedule(self) -> LayerSteps:
-        return LayerSteps(tuple(self.eta_rho.tolist()), tuple(self.gamma_rho.tolist()))
+        """For `solve` and `trajectory`, which run it on A of any width; with sketches, of the network's."""
+        S = () if self.S is None else self.S.tolist()
+        return checked(LayerSteps(tuple(self.eta_rho.tolist()), tuple(self.gamma_rho.tolist()), S))
 
 
 def extract(weights: Weights, architecture: Architecture) -> Extracted:
     """The nearest list of Updates, and how near it is. For "estimation" see `extract_estimation`."""
     if architecture.regime == "estimation":
         raise ValueError("regime='estimation'; use extract_estimation, whose Updates have another form")
+    architecture.check(weights)
     p = products(weights)
+    if not (np.isfinite(p.QK).all() and np.isfinite(p.VP).all()):
+        raise ValueError("weights have entries that are NaN or infinite; there is no algorithm to read")
     S = sketches(p, architecture) if architecture.regime == "computation_limited" else None
     alphas = read_off(p, architecture, S)
     stages = sparse(p), clustered(p), block_form(alphas, architecture, S)
@@ -227,37 +235,45 @@ def block_form(alphas: np.ndarray, architecture: Architecture, S: np.ndarray | N
     return Products(QK, np.moveaxis(VP, -3, -2).reshape(layers, -1, w, M * w))
 
 
-def embed(schedule: LayerSteps, architecture: Architecture, S=None, dtype=jnp.float32) -> Weights:
+def embed(schedule: LayerSteps, architecture: Architecture, dtype=None) -> Weights:
     """Weights of the given architecture that are exactly this schedule: a1 = 1, in the first head.
 
-    S: layers x n x r for "computation_limited", orthonormal columns.
+    dtype: JAX's default float, if None. "computation_limited" takes a schedule with sketches, orthonormal columns.
     """
+    schedule = checked(schedule)
     if architecture.regime == "estimation":
         raise ValueError("regime='estimation' has no place for a schedule of (eta, gamma): there gamma = eta")
-    if (S is None) == (architecture.regime == "computation_limited"):
-        raise ValueError(f"S={'None' if S is None else 'given'} with regime={architecture.regime!r}")
     M, w, n_out, heads = architecture.blocks, architecture.width, architecture.n_out, architecture.heads
-    n, layers = w - n_out, len(schedule.eta_rho)
-    S = np.broadcast_to(np.eye(n), (layers, n, n)) if S is None else np.asarray(S)
+    n, layers, limited = w - n_out, architecture.layers, architecture.regime == "computation_limited"
+    if len(schedule.eta_rho) != layers:
+        raise ValueError(f"schedule has {len(schedule.eta_rho)} steps; expected layers={layers} of the architecture")
+    S = np.asarray(schedule.S) if schedule.S else np.broadcast_to(np.eye(n), (layers, n, n))
+    shape = (layers, n, architecture.rank if limited else n)
+    if bool(schedule.S) != limited or S.shape != shape:
+        found = f"of shape {S.shape}" if schedule.S else "empty"
+        wanted = f"{shape}" if limited else "none"
+        raise ValueError(f"schedule.S is {found} with regime={architecture.regime!r}; expected {wanted}")
+    if np.abs(S.swapaxes(-1, -2) @ S - np.eye(shape[-1])).max() > 1e-4:
+        raise ValueError("schedule.S does not have orthonormal columns; a sketch has")
     r = S.shape[-1]
     # Without a sketch Q, K are as wide as the tokens; their columns for C and D stay 0.
-    width = r if architecture.regime == "computation_limited" else w
-    query, value = np.zeros((layers, heads, w, width)), np.zeros((layers, heads, w, r + n_out))
-    projection = np.zeros((layers, max(heads, M), M, w, r + n_out))
+    query = np.zeros((layers, heads, w, r if limited else w))
+    value, projection = np.zeros((layers, heads, w, r + n_out)), np.zeros((layers, max(heads, M), M, w, r + n_out))
     query[:, 0, :n, :r] = value[:, 0, :n, :r] = S
     value[:, 0, n:, r:] = np.eye(n_out)
-    eta, gamma = (np.asarray(x)[:, None, None] for x in schedule)
+    eta, gamma = (np.asarray(x)[:, None, None] for x in schedule[:2])
     for u in range(M):
         projection[:, u, :, n:, r:] = -(gamma / M * np.eye(n_out))[:, None]
         projection[:, u, u, :n, :r] = -eta * S
     projection = projection.reshape(layers, -1, M * w, r + n_out)
+    dtype = jnp.result_type(float) if dtype is None else dtype
     return Weights(*(jnp.asarray(x, dtype) for x in (query, query, value, projection)))
 
 
 def _distance(W: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """||W - reference|| / ||reference|| per layer."""
-    rows = lambda x: x.reshape(len(x), -1)  # noqa: E731
-    return np.linalg.norm(rows(W - reference), axis=1) / np.linalg.norm(rows(reference), axis=1)
+    """||W - reference|| / ||reference|| per layer; 0 where both are."""
+    size = lambda x: np.linalg.norm(x.reshape(len(x), -1), axis=1)  # noqa: E731
+    return size(W - reference) / np.maximum(size(reference), np.finfo(float).tiny)
 
 
 # ---- sketches -----------------------------------------------------------------------------------------------
@@ -428,8 +444,12 @@ class Gap(NamedTuple):
     D: np.ndarray
 
 
-def fidelity(architecture: Architecture, weights: Weights, extracted: Extracted, blocks: Blocks) -> Gap:
+def fidelity(weights: Weights, extracted: Extracted, blocks: Blocks) -> Gap:
     """Network against extracted algorithm, after every layer, on a batch of problems."""
+    if blocks.A.ndim != 3:
+        raise ValueError(f"blocks.A has shape {blocks.A.shape}; expected a batch of problems, tasks x d x n")
+    architecture = extracted.architecture
+    architecture.check(weights)
     network = architecture.activations(weights, architecture.tokens(blocks))
     return gap(architecture, network, algorithm(extracted, blocks))
 

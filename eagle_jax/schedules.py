@@ -5,7 +5,9 @@ rescaled. Constant steps keep (eta, gamma) for ever; the optimal cubic chooses e
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class FixedSteps(NamedTuple):
@@ -25,11 +27,13 @@ class FixedSteps(NamedTuple):
 class LayerSteps(NamedTuple):
     """Absolute step sizes, one per step: step l has eta_l rho_l and gamma_l rho_l, whatever ||A|| is.
 
-    What the layers of a trained network are (see extraction.py). Tuples of floats, so that it is hashable.
+    What the layers of a trained network are (see extraction.py). Tuples of floats, so that it is hashable: under jit it
+    is a static argument. S, if not empty, has the sketch of each step: steps x n x r, as nested tuples.
     """
 
     eta_rho: tuple[float, ...]
     gamma_rho: tuple[float, ...]
+    S: Any = ()
 
 
 PAPER = FixedSteps(1 / 3, 1.0)
@@ -45,7 +49,7 @@ _FIXED = {"paper": PAPER, "emergent": EMERGENT}
 def resolve(schedule) -> FixedSteps | LayerSteps | None:
     """Name, pair, FixedSteps or LayerSteps -> one of the latter two, or None for "optimal"."""
     if isinstance(schedule, LayerSteps):
-        return _checked(schedule)
+        return checked(schedule)
     if isinstance(schedule, FixedSteps):
         fixed = schedule
     elif isinstance(schedule, str):
@@ -69,11 +73,14 @@ def resolve(schedule) -> FixedSteps | LayerSteps | None:
     return fixed
 
 
-def _checked(schedule: LayerSteps) -> LayerSteps:
-    steps = LayerSteps(*(tuple(map(float, sizes)) for sizes in schedule))
-    if not 0 < len(steps.eta_rho) == len(steps.gamma_rho) or not all(map(math.isfinite, sum(steps, ()))):
-        raise ValueError(f"schedule={schedule} needs as many finite eta_rho as gamma_rho, at least one")
-    return steps
+def checked(schedule: LayerSteps) -> LayerSteps:
+    eta_rho, gamma_rho = (tuple(map(float, sizes)) for sizes in schedule[:2])
+    if not 0 < len(eta_rho) == len(gamma_rho) or not all(map(math.isfinite, eta_rho + gamma_rho)):
+        raise ValueError(f"schedule={schedule[:2]} needs as many finite eta_rho as gamma_rho, at least one")
+    S = np.asarray(schedule.S, float)
+    if S.size and (S.ndim != 3 or len(S) != len(eta_rho) or not np.isfinite(S).all()):
+        raise ValueError(f"schedule.S of shape {S.shape}; expected finite numbers, {len(eta_rho)} steps x n x r")
+    return LayerSteps(eta_rho, gamma_rho, tuple(tuple(map(tuple, step)) for step in S.tolist()) if S.size else ())
 
 
 # Fitting the cubic on [0.05, 1] instead of on the unknown true interval costs 3 % of its growth and keeps every

@@ -43,6 +43,9 @@ class Architecture:
     def __post_init__(self):
         if self.regime not in REGIMES:
             raise ValueError(f"regime={self.regime!r}; expected one of {REGIMES}")
+        for name in ("n", "d", "n_out", "d_out", "layers", "heads", "rank", "machines"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}; expected a positive integer")
         if self.sign not in (-1, 1):
             raise ValueError(f"sign={self.sign}; expected -1 or 1")
         if self.heads != 1 and self.regime != "unconstrained":
@@ -68,19 +71,28 @@ class Architecture:
             return self.d + self.d_out
         return self.n // self.blocks + self.n_out
 
-    def init(self, key: jax.Array, std: float) -> Weights:
-        """Normal weights of standard deviation std."""
+    @property
+    def shapes(self) -> Weights:
+        """The shape of each weight, layer axis first."""
         w, H, M = self.width, self.heads, self.blocks
         k, v = (self.rank, self.rank + self.n_out) if self.regime == "computation_limited" else (w, w)
-        shapes: list[tuple[int, ...]] = [(H, w, k), (H, w, k), (H, w, v), (H if M == 1 else M, M * w, v)]
+        found: list[tuple[int, ...]] = [(H, w, k), (H, w, k), (H, w, v), (H if M == 1 else M, M * w, v)]
         if self.regime == "estimation":
-            shapes.append((2, w))
+            found.append((2, w))
+        return Weights(*((self.layers, *shape) for shape in found))  # pyright: ignore[reportArgumentType]
+
+    def check(self, weights: Weights) -> None:
+        for name, wanted in self.shapes._asdict().items():
+            shape = getattr(getattr(weights, name), "shape", None)
+            if shape != wanted:
+                raise ValueError(f"weights.{name} has shape {shape}; expected {wanted} for {self}")
+
+    def init(self, key: jax.Array, std: float) -> Weights:
+        """Normal weights of standard deviation std."""
+        shapes = [shape for shape in self.shapes if shape is not None]
         keys = jax.random.split(key, len(shapes))
         return Weights(
-            *(
-                std * jax.random.normal(k, (self.layers, *shape), jnp.float32)
-                for k, shape in zip(keys, shapes, strict=True)
-            )
+            *(std * jax.random.normal(k, shape, jnp.float32) for k, shape in zip(keys, shapes, strict=True))  # pyright: ignore
         )
 
     def tokens(self, blocks: Blocks):

@@ -1,6 +1,6 @@
 """E16 (ours): is a departure from the paper's form what the task wants, or where training happened to stop?
 
-    python -m experiments.restart        (2000 steps per network, every regime, the first shipped seed)
+    python -m experiments.restart        (every regime, the first shipped seeds, medians over them)
 
 Each network is trained on twice, with the paper's settings and fresh tasks: from its own weights, and from the paper's
 form that was read from them (`embed`, factors scaled like the trained ones, plus noise of 0.01). If the restarted
@@ -55,7 +55,7 @@ def like(form: Weights, trained: Weights) -> Weights:
 def restarted(run: Pretrained, cfg: Config) -> Weights:
     architecture = run.config.architecture
     extracted = extraction.extract(run.weights, architecture)
-    form = like(extraction.embed(extracted.as_schedule(), architecture, extracted.S), run.weights)
+    form = like(extraction.embed(extracted.as_schedule(), architecture), run.weights)
     leaves, tree = jax.tree.flatten(form)
     keys = jax.random.split(jax.random.key(cfg.seed), len(leaves))
     noisy = [w + NOISE * jax.random.normal(k, w.shape, w.dtype) for w, k in zip(leaves, keys, strict=True)]
@@ -108,7 +108,7 @@ def measure(tag: str, run: Pretrained, cfg: Config) -> dict:
         "restarted": train_on(run, restarted(run, cfg), cfg),
     }
     best = tuned(run, extracted, cfg)
-    schedule = extraction.embed(best.as_schedule(), run.config.architecture, extracted.S)
+    schedule = extraction.embed(best.as_schedule(), run.config.architecture)
     rows = {name: describe(run, w, cfg) for name, w in (networks | {"tuned": schedule}).items()}
     return {f"{tag}_{name}": np.stack([rows[start][name] for start in STARTS]) for name in rows["trained"]}
 
@@ -117,9 +117,9 @@ def run(cfg: Config) -> common.Results:
     results: common.Results = {"starts": np.array(STARTS), "steps": cfg.steps}
     models = emergence.Config(runs=cfg.runs, models=cfg.models)
     for tag in common.track(cfg.regimes, "E16 restart"):
-        runs = emergence.shipped(models, tag)
-        if runs:
-            results |= measure(tag, runs[0], cfg)
+        rows = [measure(tag, run, cfg) for run in emergence.shipped(models, tag)]
+        if rows:
+            results |= {name: np.median([row[name] for row in rows], axis=0) for name in rows[0]}
     return results
 
 

@@ -209,6 +209,8 @@ def test_the_flax_container_is_thin():
     [
         ({"regime": "central"}, "regime='central'; expected one of"),
         ({"sign": 0}, "sign=0; expected -1 or 1"),
+        ({"heads": 0}, "heads=0; expected a positive integer"),
+        ({"layers": 2.5}, "layers=2.5; expected a positive integer"),
         ({"regime": "distributed", "heads": 2}, "only 'unconstrained' has several heads"),
         ({"regime": "distributed", "machines": 4}, "n=18 columns cannot be shared out evenly"),
         ({"regime": "estimation"}, "d_out=2 with regime='estimation'; expected 1"),
