@@ -5,9 +5,12 @@ not, bit for bit: step i draws from fold_in(key, i), and nothing else is random.
 """
 
 import dataclasses
+import fcntl
 import json
+import math
 import pathlib
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -17,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eagle_jax import problems
 from eagle_jax.attention import Weights
@@ -47,13 +50,15 @@ class TrainConfig:
 
     def __post_init__(self):
         for name in ("steps", "batch", "factors"):
-            if getattr(self, name) < 1:
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; expected a positive integer")
         for name in ("std", "learning_rate", "clip"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}; expected a positive number")
-        if not self.noise >= 0:
+        if not 0 <= self.noise < math.inf:
             raise ValueError(f"noise={self.noise}; expected a variance, at least 0")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed}; expected an integer from 0 to 2**32 - 1")
 
     def to_json(self) -> dict:
         return dataclasses.asdict(self)
@@ -158,35 +163,71 @@ def train_steps(config: TrainConfig, state: TrainState, count: int, mesh: Mesh |
 
 
 class Run:
-    """A folder with config.json, metrics.jsonl (one line per `chunk` of steps) and checkpoints/."""
+    """A folder with config.json, metrics.jsonl (one line per `chunk` of steps) and checkpoints/, for one process."""
 
     def __init__(self, config: TrainConfig, folder, *, mesh: Mesh | None = None, chunk: int = 100):
+        if chunk < 1:
+            raise ValueError(f"chunk={chunk}; expected a positive number of steps")
         self.config, self.mesh, self.chunk = config, mesh, chunk
         self.folder = pathlib.Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._agree_on_config()
+        self._lock = self._locked()
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
         self.checkpoints = ocp.CheckpointManager(self.folder / "checkpoints", options=options)
+        self._agree_on_config()
         self.state = self._restore()
+
+    def _locked(self):
+        """Held as long as the process lives, however it ends."""
+        file = (self.folder / "lock").open("w")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RuntimeError(f"another process trains in {self.folder}; wait for it, or use another folder") from None
+        return file
 
     def _agree_on_config(self):
         """A folder belongs to one config; only `steps` may change, since a longer run starts as the shorter one did."""
         path, ours = self.folder / "config.json", _flat(self.config.to_json())
         if path.exists():
-            theirs = _flat(json.loads(path.read_text()))
+            try:
+                theirs = _flat(json.loads(path.read_text()))
+            except ValueError as error:
+                raise ValueError(f"{path} cannot be read ({error}); remove {self.folder} to start again") from None
             names = [k for k in {**theirs, **ours} if k != "steps" and theirs.get(k) != ours.get(k)]
             if names:
                 differences = ", ".join(f"{k}: {theirs.get(k)} there, {ours.get(k)} now" for k in names)
                 raise ValueError(f"{self.folder} holds a run with another config ({differences}); use another folder")
-        path.write_text(json.dumps(self.config.to_json(), indent=1))
+        elif self.checkpoints.all_steps():
+            raise ValueError(f"{self.folder} has checkpoints but no config.json; use another folder")
+        _write(path, json.dumps(self.config.to_json(), indent=1))
 
     def _restore(self) -> TrainState:
-        state, step = init(self.config), self.checkpoints.latest_step()
-        if step is not None:
-            state = cast(TrainState, self.checkpoints.restore(step, args=ocp.args.StandardRestore(state)))
+        state = self._newest_whole(init(self.config))
+        if int(state.step) > self.config.steps:
+            raise ValueError(
+                f"{self.folder} is at step {state.step}, beyond steps={self.config.steps}; ask for more, or use "
+                "another folder"
+            )
         lines = [line for line in self._lines() if line["step"] <= int(state.step)]
-        self._metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return state
+        if sum(len(line["loss"]) for line in lines) != int(state.step):
+            raise ValueError(
+                f"{self._metrics} does not have the losses of all {state.step} steps that the checkpoint has; remove "
+                f"{self.folder} to start again"
+            )
+        _write(self._metrics, "".join(json.dumps(line) + "\n" for line in lines))
+        return state if self.mesh is None else jax.device_put(state, NamedSharding(self.mesh, PartitionSpec()))
+
+    def _newest_whole(self, start: TrainState) -> TrainState:
+        for step in sorted(self.checkpoints.all_steps(), reverse=True):
+            try:
+                return cast(TrainState, self.checkpoints.restore(step, args=ocp.args.StandardRestore(start)))
+            except (OSError, ValueError, KeyError) as error:
+                warnings.warn(
+                    f"checkpoint {step} of {self.folder} cannot be read and is left out: {error}", stacklevel=4
+                )
+                self.checkpoints.delete(step)
+        return start
 
     @property
     def _metrics(self) -> pathlib.Path:
@@ -196,7 +237,10 @@ class Run:
         if not self._metrics.exists():
             return []
         whole = [line for line in self._metrics.read_text().split("\n")[:-1] if line]
-        return [json.loads(line) for line in whole]
+        try:
+            return [json.loads(line) for line in whole]
+        except ValueError as error:
+            raise ValueError(f"{self._metrics} cannot be read ({error}); remove {self.folder} to start again") from None
 
     @property
     def step(self) -> int:
@@ -229,9 +273,12 @@ class Run:
 
     def fit(self, *, save_every: int = 1000, progress: Callable[[dict], None] = lambda line: None, stop=lambda: False):
         """Trains to the end, or until stop() after some chunk; saves every `save_every` steps and before returning."""
+        if save_every < 1:
+            raise ValueError(f"save_every={save_every}; expected a positive number of steps")
         while not self.done and not stop():
+            before = self.step
             progress(self.advance())
-            if self.step % save_every == 0:
+            if self.step // save_every > before // save_every:
                 self.save()
         self.save()
         return self
@@ -268,6 +315,13 @@ def largest_norm(config: TrainConfig, key, step: int) -> float:
 def _largest_norm(config, key, step):
     blocks, _, _ = sample(config, task_keys(config, key, step))
     return jnp.max(jnp.linalg.norm(blocks.A, ord=2, axis=(-2, -1)))
+
+
+def _write(path: pathlib.Path, text: str):
+    """All of it or nothing."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def _flat(tree: dict, prefix: str = "") -> dict:

@@ -115,7 +115,8 @@ def model_card() -> str:
         "Linear attention-only transformers of 4 layers, made by `python -m experiments.train --regime=all --ship`:",
         "Adam 1e-3, batch 1024, 20 000 steps, global-norm clip 0.1, normal initial weights of standard deviation 0.1,",
         "read-out -D_L, unless the name says otherwise (std, plus).",
-        "`eagle_jax.pretrained.load(regime, seed=, noise=, heads=)` reads them. Test errors are over 4096 fresh tasks.",
+        "`eagle_jax.pretrained.load(regime, seed=, noise=, heads=)` reads them, `pretrained.read(path)` those of",
+        "another std or sign. Test errors are over 4096 fresh tasks.",
         "",
         "| run | median test MSE after layers 0, 1, 2, 3, 4 | skipped steps | spikes |",
         "|---|---|---|---|",
@@ -132,25 +133,44 @@ def ship(path: pathlib.Path):
     (pretrained.FOLDER / "MODELS.md").write_text(model_card())
 
 
-def main(_):
+def asked_for() -> Iterator[TrainConfig]:
+    one = (_SEED, _NOISE, _HEADS, _SIGN, _STD)
+    if _REGIME.value == "all":
+        ignored = [f"--{flag.name}" for flag in one if flag.present]
+        if ignored:
+            raise app.UsageError(f"{', '.join(ignored)} with --regime=all, which has them all; leave them out")
+        yield from whole_set(_SEEDS.value, _STEPS.value)
+        return
+    try:
+        d_out = 1 if _REGIME.value == "estimation" else Architecture.d_out
+        architecture = Architecture(_REGIME.value, d_out=d_out, heads=_HEADS.value, sign=_SIGN.value)
+        yield TrainConfig(architecture, _SEED.value, _NOISE.value, _STD.value, _STEPS.value)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+
+
+def main(argv):
+    common.refuse_arguments(argv)
     mesh = data_mesh(_DEVICES.value)
     logging.set_verbosity(logging.WARNING)  # the checkpoint manager tells its life story at INFO
     out = pathlib.Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    if _REGIME.value == "all":
-        configs = list(whole_set(_SEEDS.value, _STEPS.value))
-    else:
-        d_out = 1 if _REGIME.value == "estimation" else 2
-        architecture = Architecture(_REGIME.value, d_out=d_out, heads=_HEADS.value, sign=_SIGN.value)
-        configs = [TrainConfig(architecture, _SEED.value, _NOISE.value, _STD.value, _STEPS.value)]
+    configs = list(asked_for())
     stopped = []
-    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+
+    def stop(number, _):
+        stopped.append(number)
+        signal.signal(number, signal.SIG_DFL)  # the second one is final
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("loss {task.fields[loss]}"),
         TimeRemainingColumn(),
     )
+    found = []
     with Progress(*columns) as progress:
         for config in configs:
             path = train(config, out, progress, lambda: bool(stopped), mesh)
@@ -158,14 +178,16 @@ def main(_):
                 return
             if _SHIP.value and path.parent != pretrained.FOLDER:
                 ship(path)
-    print(f"{len(configs)} run(s) are in {out}")
+            found.append(path)
+    folders = sorted({str(path.parent) for path in found})
+    print(f"{len(found)} trained network{'s' * (len(found) != 1)} in {' and '.join(folders)}")
 
 
 if __name__ == "__main__":
     _REGIME = flags.DEFINE_enum("regime", "unconstrained", [*REGIMES, "all"], "which network, or the whole set")
     _SEED = flags.DEFINE_integer("seed", 0, "seed of the weights and of the tasks")
     _SEEDS = flags.DEFINE_integer(
-        "seeds", 10, "with --regime=all: seeds per setting (at most 3 for 8 heads, estimation and E14)"
+        "seeds", 10, "with --regime=all: seeds per setting (at most 3 for 8 heads, estimation and E14)", lower_bound=1
     )
     _NOISE = flags.DEFINE_float("noise", 0.0, "variance of the noise on X; the paper has 0 and 0.01")
     _HEADS = flags.DEFINE_integer("heads", 1, "heads of the unconstrained network")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ def standard_promotion():
         yield
 
 
+ROOT = pathlib.Path(__file__).parent.parent
 TINY = {"n": 6, "d": 4, "n_out": 1, "layers": 2, "rank": 2}
 
 
@@ -69,6 +71,48 @@ def test_another_config_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"architecture.sign: -1 there, 1 now"):
         Run(config(architecture=dataclasses.replace(config().architecture, sign=1)), tmp_path)
     assert Run(config(steps=20), tmp_path).step == 12  # longer is allowed
+
+
+def test_a_folder_that_went_further_is_refused(tmp_path):
+    Run(config(), tmp_path).fit()
+    with pytest.raises(ValueError, match="is at step 12, beyond steps=4"):
+        Run(config(steps=4), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "checkpoints but no config.json"),
+        (lambda folder: (folder / "config.json").write_text('{"seed'), "config.json cannot be read"),
+        (lambda folder: (folder / "metrics.jsonl").unlink(), "losses of all 12 steps"),
+        (lambda folder: (folder / "metrics.jsonl").write_text("{]\n"), "metrics.jsonl cannot be read"),
+    ],
+)
+def test_a_spoilt_folder_is_refused(tmp_path, spoil, message):
+    Run(config(), tmp_path).fit()
+    spoil(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        Run(config(), tmp_path)
+
+
+def test_a_spoilt_checkpoint_gives_way_to_the_one_before(tmp_path):
+    run = Run(config(), tmp_path, chunk=4).fit(save_every=4)
+    newest = tmp_path / "checkpoints" / "12"
+    for path in newest.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.warns(UserWarning, match="checkpoint 12 .* cannot be read"):
+        again = Run(config(), tmp_path, chunk=4)
+    assert again.step == 8
+    chex.assert_trees_all_equal(again.fit().state, run.state)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    code = "import sys; from tests.test_training import Run, config; Run(config(), sys.argv[1])"
+    run = Run(config(), tmp_path)
+    other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    assert other.returncode != 0 and "another process trains in" in other.stderr
+    assert run.fit().done
 
 
 def test_a_half_written_checkpoint_is_ignored(tmp_path):
@@ -160,6 +204,9 @@ def test_files_keep_everything(tmp_path):
     back = pretrained.read(tmp_path / "x.npz")
     chex.assert_trees_all_equal(back.weights, run.weights)
     assert back.config == c and back.metrics == run.metrics and (back.loss == 1).all()
+    (tmp_path / "x.npz").write_bytes((tmp_path / "x.npz").read_bytes()[:500])
+    with pytest.raises(ValueError, match="not a whole file of trained weights"):
+        pretrained.read(tmp_path / "x.npz")
 
 
 def test_loading_what_is_not_there_says_what_is():
@@ -167,6 +214,10 @@ def test_loading_what_is_not_there_says_what_is():
         pretrained.load("central")
     with pytest.raises(FileNotFoundError, match="no trained weights for regime='distributed', seed=99"):
         pretrained.load("distributed", seed=99)
+    with pytest.raises(FileNotFoundError, match="noise=0"):
+        pretrained.load("distributed", noise=0.01000000001)
+    with pytest.raises(ValueError, match="heads=0; expected a positive integer"):
+        pretrained.load("unconstrained", heads=0)
 
 
 def shipped():
@@ -175,7 +226,7 @@ def shipped():
         yield name if name.endswith("seed0") else pytest.param(name, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", list(shipped()))
 def test_shipped_weights_do_what_their_metrics_say(name):
     run = pretrained.read(pretrained.FOLDER / f"{name}.npz")
     a = run.config.architecture
@@ -189,7 +240,13 @@ def test_shipped_weights_do_what_their_metrics_say(name):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"steps": 0}, "steps=0; expected a positive integer"), ({"noise": -1.0}, "noise=-1.0; expected a variance")],
+    [
+        ({"steps": 0}, "steps=0; expected a positive integer"),
+        ({"steps": 2.5}, "steps=2.5; expected a positive integer"),
+        ({"noise": -1.0}, "noise=-1.0; expected a variance"),
+        ({"std": np.inf}, "std=inf; expected a positive number"),
+        ({"seed": 2**32}, "seed=4294967296; expected an integer from 0"),
+    ],
 )
 def test_bad_configs(changes, message):
     with pytest.raises(ValueError, match=message):
@@ -210,4 +267,9 @@ def test_sigterm_saves_and_the_command_goes_on(tmp_path):
     assert process.returncode == 0 and "stopped and saved at step" in output
     stored = json.loads((folder / "config.json").read_text())
     assert TrainConfig.from_json(stored).architecture.regime == "distributed"
-    assert [p.name for p in (folder / "checkpoints").iterdir()]
+    stopped = int(output.split("saved at step ")[1].split(";")[0])
+    assert 0 < stopped < 600
+    output = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
+    assert "1 trained network in" in output
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(100, 700, 100))

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import zipfile
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 
 from eagle_jax.attention import Weights
 from eagle_jax.training import TrainConfig
-from eagle_jax.transformer import REGIMES
+from eagle_jax.transformer import Architecture
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -42,14 +43,22 @@ def name(config: TrainConfig) -> str:
 def save(path, run: Pretrained):
     weights: dict = {k: np.asarray(w) for k, w in run.weights._asdict().items() if w is not None}
     text = json.dumps({"config": run.config.to_json(), "metrics": run.metrics})
-    np.savez_compressed(path, loss=run.loss.astype(np.float32), json=np.array(text), **weights)
+    unfinished = pathlib.Path(f"{path}.unfinished")
+    with unfinished.open("wb") as file:
+        np.savez_compressed(file, loss=run.loss.astype(np.float32), json=np.array(text), **weights)
+    unfinished.replace(path)
 
 
 def read(path) -> Pretrained:
-    with np.load(path, allow_pickle=False) as stored:
-        text = json.loads(str(stored["json"]))
-        weights = Weights(**{k: jnp.asarray(stored[k]) for k in Weights._fields if k in stored})
-        return Pretrained(weights, TrainConfig.from_json(text["config"]), stored["loss"], text["metrics"])
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            text = json.loads(str(stored["json"]))
+            weights = Weights(**{k: jnp.asarray(stored[k]) for k in Weights._fields if k in stored})
+            return Pretrained(weights, TrainConfig.from_json(text["config"]), stored["loss"], text["metrics"])
+    except (zipfile.BadZipFile, ValueError, KeyError, EOFError) as error:
+        raise ValueError(
+            f"{path} is not a whole file of trained weights ({error}); remove it and train again"
+        ) from error
 
 
 def available() -> list[str]:
@@ -57,14 +66,13 @@ def available() -> list[str]:
 
 
 def load(regime: str, *, seed: int = 0, noise: float = 0.0, heads: int = 1) -> Pretrained:
-    """The shipped run of that setting; the error names what there is."""
-    if regime not in REGIMES:
-        raise ValueError(f"regime={regime!r}; expected one of {REGIMES}")
-    middle = f"-{heads}heads" if heads > 1 else ""
-    path = FOLDER / f"{regime}{middle}-noise{noise:g}-seed{seed}.npz"
-    if not path.exists():
+    """The shipped run of that setting; the error names what there is. `read` takes a path, of any run."""
+    d_out = 1 if regime == "estimation" else Architecture.d_out
+    wanted = TrainConfig(Architecture(regime, d_out=d_out, heads=heads), seed=seed, noise=noise)
+    path = FOLDER / f"{name(wanted)}.npz"
+    if not path.exists() or (run := read(path)).config != wanted:
         raise FileNotFoundError(
-            f"no trained weights for regime={regime!r}, seed={seed}, noise={noise:g}, heads={heads}; there are "
+            f"no trained weights for regime={regime!r}, seed={seed}, noise={noise}, heads={heads}; there are "
             f"{', '.join(available()) or 'none'}. `python -m experiments.train` makes them"
         )
-    return read(path)
+    return run
