@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from experiments import common
 from experiments.emergence_claims import PAPER_FIDELITY
@@ -73,7 +73,7 @@ def _emergence_row(axes, r: common.Results, tags: dict[str, str], **style) -> No
         ratio = r[f"{source}_gamma_rho"][:, :-1] / r[f"{source}_eta_rho"][:, :-1]
         runs(axes[3], range(1, 4), np.where(ratio > 0, ratio, np.nan), tag, **label)
     axes[0].set(yscale="log", title="test error of D, median")
-    axes[0].yaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(axes[0], (0.001, 0.003, 0.01, 0.03))
     axes[1].set(yscale="log", title="condition of $A_\\ell$, median")
     plain_ticks(axes[1], (10, 20, 50, 100))
     axes[2].axhline(1, color=GREY, lw=0.9, ls=":")
@@ -209,10 +209,10 @@ def scaling(r: common.Results) -> Figure:
             ax.plot(x, r[f"{tag}_{name}_median"].mean(0)[:last], color=COLOURS[tag], ls="--", lw=1)
     for ax, level, name in ((axes[0], 1, "η"), (axes[1], 1.92, "γ")):
         ax.axhline(level, color=GREY, lw=0.9, ls=":")
-        ax.set(yscale="log", ylim=(0.05, 10), title=f"{name}: step size times $\\|A_\\ell\\|^2$")
+        ax.set(
+            yscale="log", ylim=(0.05, 30), title=f"{name} = step size times $\\|A_\\ell\\|^2$; dotted: paper's {level}"
+        )
         layers(ax, 4, 1)
-        ax.annotate(f"paper: {level}", (0.02, level), (0, 2), ("axes fraction", "data"), "offset points", fontsize=8,
-                    color=GREY)  # fmt: skip
     handles, labels = axes[0].get_legend_handles_labels()
     handles += [Line2D([], [], color="black"), Line2D([], [], color="black", ls="--", lw=1)]
     figure.legend(handles, [*labels, "largest norm of a batch", "median norm"], loc="outside lower center", ncols=5)
@@ -235,7 +235,7 @@ def fidelity(r: common.Results) -> Figure:
         layers(ax, 4, 1)
         last = np.median(r[f"{tag}_form"], axis=0)[-1]
         if last > 0.1:
-            ax.annotate(f"mean task: {last:.0e}", (4, 0.09), ha="right", va="top", fontsize=7, color=COLOURS[tag])
+            ax.annotate(f"mean task: to {last:.0e}", (1, 0.09), ha="left", va="top", fontsize=7, color=COLOURS[tag])
     axes[0, 0].set_ylabel("squared difference per entry of Z")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
@@ -293,6 +293,10 @@ def levels(r: common.Results) -> Figure:
     ax.axhline(np.median(r["U_sparse_mean"]), color=OTHER, lw=1, ls="--", label="sparsified only")
     ax.axhline(np.median(r["U_mse_mean"], axis=0)[-1], color="black", lw=1, ls=":", label="the network's own error")
     ax.set(yscale="log", xlabel="number of values, 0 included", ylabel="squared change of the prediction")
+    ax.set_ylim(1e-4, 1)
+    above = int(np.sum(r["U_levels_mean"].min(1) > 1))
+    if above:
+        ax.set_title(f"{counted(r['U_seeds'])}, of which {above} diverges on a task and is above", fontsize=8)
     ax.legend(fontsize=8)
     return figure
 
@@ -308,15 +312,15 @@ def sketch(r: common.Results) -> Figure:
         (axes[1], ours[:, off], reference[:, off], (-1.5, 1.5), "entry off the diagonal"),
     )
     for ax, mine, random, span, title in pairs:
-        inside = np.mean((mine >= span[0]) & (mine <= span[1]))
+        outside = int(np.sum((mine < span[0]) | (mine > span[1])))
         style = {"bins": 41, "range": span, "density": True}
         ax.hist(random.ravel(), color="#BBBBBB", label="$SS^T$, random $S$", **style)
         ax.hist(
             mine.ravel(), histtype="step", color=COLOURS["CL"], lw=1.6, label="$W_{QK}$, mean eigenvalue 1", **style
         )
         ax.set(xlabel=title, yscale="log", ylabel="density" if ax is axes[0] else "")
-        if inside < 1:
-            ax.set_title(f"{1 - inside:.1%} are outside", fontsize=8, color=GREY)
+        if outside:
+            ax.set_title(f"{outside} of {mine.size} are outside", fontsize=8, color=GREY)
     x = np.arange(1, 4)
     runs(axes[2], x, r["CL_own"], "CL", color=OTHER, label="on columns that its own layer reads")
     runs(axes[2], x, r["CL_next"], "CL", label="on columns that the next layer reads")
