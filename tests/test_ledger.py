@@ -33,6 +33,6 @@ def test_records_have_every_field_and_strict_json(tmp_path):
     assert judged["rule"] == "experiments/solver_claims.py:stopping" and "def stopping" in judged["rule_source"]
     assert judged["numbers"]["gapped"]["solve_error"] is None
     assert judged["spread"]["gapped error at stop"] == [0.5, 0.5]
-    assert (judged["runs"], judged["command"], judged["wall_seconds"]) == (2, "the command", 12.0)
+    assert (judged["runs"], judged["run_command"], judged["wall_seconds"]) == (2, "the command", 12.0)
     common_fields = set.intersection(*(set(r) for r in records))
     assert common_fields >= {"id", "where", "says", "paper", "measured", "verdict", "reason", "rule", "figure", "runs"}
