@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from eagle_jax.update import matmul
 
@@ -48,7 +49,9 @@ def layer(Z, weights: Weights, d: int, machines: int = 1, first: int = 0, metric
     A layer is linear in a token's row, and sees the keys through their Gram matrix alone. Keys F Y of low rank may
     therefore be given as the few rows Y, with metric = F^T F; `d` is then the number of those rows.
     """
-    heads, w = weights.query.shape[:2]
+    heads, w, k = weights.query.shape
+    if heads == machines == 1 and weights.bias is None and k + weights.value.shape[-1] <= w:
+        return _narrow(Z, weights, d, first, metric)
     blocks = split(Z, machines)
     tokens = blocks[..., first:, :]
     queries = _right(tokens, jnp.moveaxis(weights.QK, 0, 1).reshape(w, heads * w))
@@ -59,6 +62,24 @@ def layer(Z, weights: Weights, d: int, machines: int = 1, first: int = 0, metric
     seen = attended(queries.reshape(*queries.shape[:-2], -1, w), blocks[..., :d, :], metric)
     seen = merge(seen.reshape(*tokens.shape[:-1], heads * w))
     return Z[..., first:, :] + _right(seen, weights.VP.reshape(seen.shape[-1], Z.shape[-1]))
+
+
+def _narrow(Z, weights: Weights, d: int, first: int, metric):
+    """`layer` for one head of few queries and values: Z + (Z W_Q) (Z_d W_K)^T (Z_d W_V) W_P^T.
+
+    With the batch in the last axis the weights multiply one long matrix from the left, and the small products
+    between them are sums of vectors; XLA's CPU backend runs a batch of products of 5 columns several times slower.
+    """
+    *batch, tokens, w = Z.shape
+    Zt = Z.reshape(-1, tokens, w).T
+    read = jnp.concatenate([weights.query[0], weights.key[0], weights.value[0]], axis=-1)
+    queries, keys, values = jnp.split(_left(read.T, Zt), np.cumsum([weights.query.shape[-1]] * 2), axis=0)
+    queries, keys, values = queries[:, first:], keys[:, :d], values[:, :d]
+    if metric is not None:
+        values = jnp.sum(metric.reshape(-1, d, d).T * values[:, None], axis=2)
+    scores = jnp.sum(keys[:, None] * values, axis=2)
+    seen = jnp.sum(scores[:, :, None] * queries[:, None], axis=0)
+    return (Zt[:, first:] + _left(weights.projection[0], seen)).T.reshape(*batch, tokens - first, w)
 
 
 def stack(Z, weights: Weights, d: int, machines: int = 1):
@@ -129,6 +150,11 @@ def _weighted(keys, metric):
 def _transposed(x):
     """The transpose in memory. The barrier keeps XLA from folding it into the product again."""
     return jax.lax.optimization_barrier(x.mT)
+
+
+def _left(W, Zt):
+    """W Z for Z of shape width x tokens x batch."""
+    return matmul(W, Zt.reshape(Zt.shape[0], -1)).reshape(W.shape[0], *Zt.shape[1:])
 
 
 def _right(Z, W):
