@@ -2,11 +2,12 @@
 
     python -m experiments.bench_train        # needs PyTorch: pip install 'eagle_jax[torch]'
 
-All train the unconstrained network (4 layers, 20 x 20 tokens, batch 1024, float32) with fresh tasks, clip and Adam in
-every step, in turns of --steps steps; ratios are medians over the turns. "eagle_jax" is one device; "data-parallel" is
-experiments.train's --devices=2, one for each of two cores; "full tokens" is noisy data, whose rows are not of low rank
-(and which need twice the random numbers); "tasks alone" draws the tasks of "eagle_jax" and no more. The floor is the
-time that the multiplications of "eagle_jax" would take at the rate of one large float32 product.
+All but one train the unconstrained network (4 layers, 20 x 20 tokens, batch 1024, float32) with fresh tasks, clip and
+Adam in every step, in turns of --steps steps; ratios are medians over the turns. "eagle_jax" is one device;
+"data-parallel" is experiments.train's --devices=2, one for each of two cores; "full tokens" is noisy data, whose rows
+are not of low rank (and which need twice the random numbers), and "narrow heads" the computation-limited network on it;
+"tasks alone" draws the tasks of "eagle_jax" and no more. The floor is the time that the multiplications of "eagle_jax"
+would take at the rate of one large float32 product.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from absl import app, flags
 
 from eagle_jax import training
 from eagle_jax.training import TrainConfig
+from eagle_jax.transformer import Architecture
 from experiments import common, train
 
 
@@ -113,13 +115,15 @@ def floor(config: TrainConfig) -> tuple[float, float]:
     return flops / 1e9, 1e3 * flops / rate
 
 
-def main(_):
+def main(argv):
+    common.begin(argv)
     mesh = train.data_mesh(2)
     config = TrainConfig()
     loops = {
         "eagle_jax": jax_loop(config),
         "data-parallel": jax_loop(config, mesh),
         "full tokens": jax_loop(dataclasses.replace(config, noise=0.01)),
+        "narrow heads": jax_loop(TrainConfig(Architecture("computation_limited"), noise=0.01)),
         "tasks alone": drawing_loop(config),
     }
     try:

@@ -10,6 +10,7 @@ import contextvars
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -332,9 +333,11 @@ def out_folder(preset: str = "default") -> Path:
     return out
 
 
-def refuse_arguments(argv: list[str]) -> None:
+def begin(argv: list[str]) -> None:
+    """What every command does first: no arguments but flags, and no word from JAX on the backends it has not found."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}; flags begin with --, see --help")
+    logging.getLogger("jax").setLevel(logging.WARNING)
 
 
 def command(act: Callable[[Path], None]) -> None:
@@ -342,7 +345,7 @@ def command(act: Callable[[Path], None]) -> None:
     define_out_flag()
 
     def main(argv: list[str]) -> None:
-        refuse_arguments(argv)
+        begin(argv)
         act(out_folder())
 
     show_in_help()
@@ -373,7 +376,7 @@ def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any],
     flags.DEFINE_integer("seed", None, "Seed of the first key, in place of the preset's.")
 
     def main(argv: list[str]) -> None:
-        refuse_arguments(argv)
+        begin(argv)
         out = out_folder(flags.FLAGS.preset)
         jax.config.update("jax_enable_x64", True)
         cfg = presets[flags.FLAGS.preset]

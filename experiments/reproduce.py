@@ -134,7 +134,7 @@ def main() -> None:
     suitesparse.define_flag()
 
     def run(argv: list[str]) -> None:
-        common.refuse_arguments(argv)
+        common.begin(argv)
         jax.config.update("jax_enable_x64", True)
         f = flags.FLAGS
         try:

@@ -150,7 +150,7 @@ def asked_for() -> Iterator[TrainConfig]:
 
 
 def main(argv):
-    common.refuse_arguments(argv)
+    common.begin(argv)
     mesh = data_mesh(_DEVICES.value)
     logging.set_verbosity(logging.WARNING)  # the checkpoint manager tells its life story at INFO
     out = pathlib.Path(_OUT.value)
