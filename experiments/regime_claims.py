@@ -176,4 +176,5 @@ def against_sketch_cg(r: common.Results) -> Finding:
         text += "; so there is no ratio of times"
         verdict = DIFFERS
     spread = _rounds_spread(r, "deflation", 1e-6, kappa)
-    return Finding(verdict, text, numbers, spread)
+    brief = f"to 1e-6: {where}"
+    return Finding(verdict, text, numbers, spread, brief=brief)

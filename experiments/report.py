@@ -44,7 +44,7 @@ LABELS = {
     "lstsq": "lstsq (SVD)",
     "estimation": "EAGLE, estimation form",
     "averaging": "EAGLE, averaging",
-    "krylov": "EAGLE, Krylov",
+    "krylov": "EAGLE, mean projector",
     "plain": "EAGLE, fresh sketches (paper)",
     "columns": "EAGLE, columns in turn",
     "deflation": "EAGLE, deflation (default)",
