@@ -266,12 +266,12 @@ def levels(r: common.Results) -> Finding:
 
 
 def spikes(r: common.Results) -> Finding:
-    present = [tag for tag in REGIMES if _count(r, tag)]
+    present = [tag for tag in REGIMES if _count(r, tag) and r[f"{tag}_spike_norm"].size]
     if not present:
-        return Finding(NOT_RUN, "no trained weights are shipped", {})
+        return Finding(NOT_RUN, "no trained weights are shipped, or no training loss has spiked", {})
     parts, found = [], {}
     for tag in present:
-        share = float(np.mean(r[f"{tag}_spike_norm"] > 1)) if r[f"{tag}_spike_norm"].size else 1.0
+        share = float(np.mean(r[f"{tag}_spike_norm"] > 1))
         rate = float(np.mean(r[f"{tag}_spikes"] / r[f"{tag}_steps"]))
         last = float(np.median(r[f"{tag}_loss_median"][:, -50:]))
         found[tag] = {"share_above_usual": share, "spikes_per_step": rate, "final_loss": last}

@@ -224,7 +224,7 @@ def runs(records: list[Record]) -> str:
     rows = []
     for item, r in found.items():
         versions = " ".join(f"{name} {version}" for name, version in r["versions"].items())
-        elsewhere = f"{max(r['cores_busy_elsewhere'], 0):.1f} of them busy elsewhere"
+        elsewhere = f"{max(r['cores_busy_elsewhere'] or 0, 0):.1f} of them busy elsewhere"
         machine = f"{r['processor'] or r['device']}, {r['cores']} cores, {elsewhere}"
         cells = (item, f"{r['wall_seconds']:.0f} s", r["run_command"], machine, versions, r["git_revision"][:10])
         rows.append([escape(cell) for cell in cells])
