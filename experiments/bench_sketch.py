@@ -33,7 +33,7 @@ def step_times(n: int) -> dict[str, list[float]]:
     problem = problems.conditioned(jax.random.key(0), n=n, d=n, kappa=1e2, dtype=jnp.float64)
     methods, steps = ("plain", "columns", "deflation", "sgd"), max(20, 40_000 // n)
     caps = dict.fromkeys(methods, steps)
-    seconds = sketching.step_seconds(problem, [n // p for p in PARTS], caps, steps, _ROUNDS.value)
+    seconds, _ = sketching.step_seconds(problem, [n // p for p in PARTS], caps, steps, _ROUNDS.value)
     return {name: (row / seconds[0, -1]).tolist() for name, row in zip(methods, seconds, strict=True)}
 
 
@@ -42,7 +42,7 @@ def times_to_targets(n: int, kappa: float, r: int) -> dict[str, list[float]]:
     key, problem = jax.random.key(1), problems.conditioned(jax.random.key(0), n=n, d=n, kappa=kappa, dtype=jnp.float64)
     caps = {"plain": 4_000, "columns": 4_000, "deflation": 4 * n // r, "sgd": 100_000, "sketch_cg": 4_000}
     timed = caps | {"sgd": 1_000, "sketch_cg": 100}
-    seconds = sketching.step_seconds(problem, [r], timed, 100, _ROUNDS.value)
+    seconds, _ = sketching.step_seconds(problem, [r], timed, 100, _ROUNDS.value)
     dense = common.interleaved_seconds({"dense": common.optimal_solution}, problem, 3 * _ROUNDS.value)["dense"]
     found = {}
     for (method, cap), each in zip(caps.items(), seconds[:, 0], strict=True):

@@ -1,6 +1,6 @@
 """D1-D6: distributed EAGLE, its rounds of communication against the number of machines and their diversity.
 
-    python -m experiments.diversity        (D1 on one problem for each M)
+    python -m experiments.diversity
 
 Paper: error 1e-2 in at most 15 rounds, whatever M is (d = n = 1000, kappa_max = 1e3, alpha about 1); rounds grow like
 1/alpha (M = 3, alpha = 1, 1/1.2, 1/2.8, 1/85); GD needs 10-100x more; (d + d') n' floats a round; freezing A and B
@@ -42,16 +42,19 @@ class Config:
     caps: tuple[int, ...] = (3_000, 400, 4_000, 100_000)  # rounds of METHODS
     large: int = 1000
     counts: tuple[int, ...] = (1, 3, 5, 8)
-    large_rounds: int = 30
-    freeze_alpha: float = 0.1
+    large_rounds: int = 23
+    large_runs: int = 10
+    freeze_alphas: tuple[float, ...] = (1 / 2.8, 0.1, 1 / 30)
     repeats: int = 5
     runs: int = 10
     seed: int = 11
 
 
 PRESETS = {
-    "quick": Config(d=60, n=20, caps=(3_000, 200, 1_000, 3_000), large=120, counts=(1, 3), runs=1, repeats=2),
-    "default": Config(caps=(3_000, 400, 4_000, 20_000), runs=3),
+    "quick": Config(
+        d=60, n=20, caps=(3_000, 200, 1_000, 3_000), large=120, counts=(1, 3), large_runs=1, repeats=2, runs=1
+    ),
+    "default": Config(caps=(3_000, 400, 4_000, 20_000), large_runs=3, runs=3),
     "full": Config(),
 }
 
@@ -106,38 +109,45 @@ def machine_sweep(cfg: Config) -> common.Results:
     errors = []
     for count in common.track(cfg.counts, "D1"):
         sizes = {"machines": count, "d": cfg.large, "n": cfg.large, "kappa_max": cfg.kappa_max, "alpha": 1.0}
-        problem = problems.distributed(common.keys(cfg.seed, 1)[0], **sizes, dtype=jnp.float64)
-        errors.append(common.relative_errors(history(problem, "averaging", cfg.large_rounds), problem.D))
+        cases = (problems.distributed(k, **sizes, dtype=jnp.float64) for k in common.keys(cfg.seed, cfg.large_runs))
+        errors.append([errors_of(case, "averaging", cfg.large_rounds) for case in cases])
     return {"counts": np.array(cfg.counts), "count_errors": np.array(errors), "large": np.array(cfg.large)}
 
 
 def floats_per_round(cfg: Config) -> common.Results:
-    """Of the paper's averaging, out of the compiled program; the mesh may have a single device."""
-    sizes = {"machines": 1, "d": cfg.d, "n": cfg.n, "kappa_max": cfg.kappa_max, "alpha": 1.0}
-    problem = problems.distributed(common.keys(cfg.seed, 1)[0], **sizes, dtype=jnp.float64)
+    """Of the paper's averaging, out of the compiled program, for several (d, d', n'); a mesh of one device will do."""
+    sizes = ((cfg.d, 2, 2), (cfg.d, 2, 7), (cfg.d // 2, 5, 3))
     mesh = Mesh(np.array(jax.devices()[:1]), ("x",), axis_types=(AxisType.Auto,))
-    solve = partial(eagle_jax.solve_sharded, mesh=mesh, axis="x", acceleration="none")
-    record = eagle_jax.ledger(jax.jit(solve).lower(problem.A[0], problem.B[0], problem.C).compile())
-    sent = sum(c.floats for c in record.loops[0]) if record.loops else 0
-    return {"floats": np.array(sent), "floats_expected": np.array((cfg.d + 2) * 2)}
+    solve = jax.jit(partial(eagle_jax.solve_sharded, mesh=mesh, axis="x", acceleration="none"))
+    sent = []
+    for d, d_out, n_out in sizes:
+        blocks = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((d, cfg.n), (d_out, cfg.n), (d, n_out))]
+        record = eagle_jax.ledger(solve.lower(*blocks).compile())
+        sent.append(sum(c.floats for c in record.loops[0]) if record.loops else 0)
+    expected = [(d + d_out) * n_out for d, d_out, n_out in sizes]
+    return {"floats_sizes": np.array(sizes), "floats": np.array(sent), "floats_expected": np.array(expected)}
 
 
 def freezing(cfg: Config) -> common.Results:
-    sizes = {"machines": cfg.machines, "d": cfg.d, "n": cfg.n, "kappa_max": 1e2, "alpha": cfg.freeze_alpha}
-    problem = problems.distributed(common.keys(cfg.seed, 1)[0], **sizes, measure="ratio", dtype=jnp.float64)
-    seconds, rounds, values = {"none": [], "freeze": []}, {}, {}
-    for _ in range(cfg.repeats + 1):
-        for name in seconds:
-            start = time.perf_counter()
-            solution = jax.block_until_ready(eagle_jax.solve_workers(*problem[:3], acceleration=name, rtol=1e-10))
-            seconds[name].append(time.perf_counter() - start)
-            rounds[name], values[name] = int(solution.stats.rounds), np.asarray(solution.value)
-    gap = np.linalg.norm(values["none"] - values["freeze"]) / np.linalg.norm(values["none"])
-    return {
-        "freeze_rounds": np.array([rounds["none"], rounds["freeze"]]),
-        "freeze_seconds_ratio": np.array(min(seconds["freeze"][1:]) / min(seconds["none"][1:])),
-        "freeze_gap": np.array(gap),
-    }
+    """Rounds (alphas x 2), seconds (alphas x 2 x repeats) and the relative difference of D; 2: not frozen, frozen."""
+    rounds, seconds, gaps = [], [], []
+    sizes = {"machines": cfg.machines, "d": cfg.d, "n": cfg.n, "kappa_max": 1e2, "measure": "ratio"}
+    for alpha in cfg.freeze_alphas:
+        problem = problems.distributed(common.keys(cfg.seed, 1)[0], **sizes, alpha=alpha, dtype=jnp.float64)
+        solve = partial(eagle_jax.solve_workers, *problem[:3], rtol=1e-10)
+        found = {name: jax.block_until_ready(solve(acceleration=name)) for name in ("none", "freeze")}
+        times = {name: [] for name in found}
+        for _ in range(cfg.repeats):
+            for name in found:
+                start = time.perf_counter()
+                jax.block_until_ready(solve(acceleration=name))
+                times[name].append(time.perf_counter() - start)
+        none, frozen = (np.asarray(solution.value) for solution in found.values())
+        rounds.append([int(solution.stats.rounds) for solution in found.values()])
+        seconds.append(list(times.values()))
+        gaps.append(np.linalg.norm(none - frozen) / np.linalg.norm(none))
+    named = {"alphas": cfg.freeze_alphas, "rounds": rounds, "seconds": seconds, "gap": gaps}
+    return {f"freeze_{name}": np.array(value) for name, value in named.items()}
 
 
 def run(cfg: Config) -> common.Results:

@@ -382,19 +382,23 @@ def form_or_accident(r: common.Results) -> Finding:
     present = [tag for tag in REGIMES if f"{tag}_mse" in r]
     if not present:
         return Finding(NOT_RUN, "no trained weights are shipped", {})
-    parts, found, good = [], {}, []
+    parts, found, good, spread = [], {}, [], {}
     for tag in present:
-        trained, continued, restarted, tuned = r[f"{tag}_mse_mean"][:, -1]
+        # runs x starts
+        errors = r[f"{tag}_mse_mean"][..., -1]
+        trained, continued, restarted, tuned = np.median(errors, axis=0)
         found[tag] = {"trained": trained, "continued": continued, "restarted": restarted, "tuned": tuned}
-        found[tag]["form_gap"] = r[f"{tag}_form_median"][2, 1:].tolist()
+        gap = np.median(r[f"{tag}_form_median"][:, 2, 1:], axis=0)
+        found[tag]["form_gap"] = gap
         good.append(restarted <= 1.02 * min(trained, continued))
-        gap = numbers(r[f"{tag}_form_median"][2, 1:] * 1e4)
+        spread[f"{REGIMES[tag]}, from the form / trained on"] = errors[:, 2] / errors[:, 1]
         parts.append(
             f"{REGIMES[tag]}: {trained:.2e}, trained on {continued:.2e}, from the form {restarted:.2e} (then off the "
-            f"form by {gap} x1e-4), step sizes alone {tuned:.2e}"
+            f"form by {numbers(gap * 1e4)} x1e-4), step sizes alone {tuned:.2e}"
         )
     found = {tag: {k: np.asarray(v).tolist() for k, v in f.items()} for tag, f in found.items()}
     text = f"mean test error after {int(r['steps'])} steps. {'; '.join(parts)}"
     result = REPRODUCED if all(good) else DIFFERS if any(good) else REFUTED
     ends = (f"{REGIMES[t]} {f['restarted']:.2e}, else {f['continued']:.2e}" for t, f in found.items())
-    return Finding(result, text, found, runs=1, brief="from the form: " + "; ".join(ends))
+    runs = min(len(r[f"{tag}_mse"]) for tag in present)
+    return Finding(result, text, found, spread_of(**spread), runs, "from the form: " + "; ".join(ends))

@@ -16,11 +16,10 @@ from matplotlib.ticker import NullLocator
 
 from experiments import common
 from experiments.emergence_claims import PAPER_FIDELITY
+from experiments.palette import EXTRACTED, GREY, METHODS
+from experiments.palette import NETWORK_NAMES as LABELS
+from experiments.palette import NETWORKS as COLOURS
 
-COLOURS = {"U": "#0072B2", "D": "#D55E00", "CL": "#009E73", "E": "#CC79A7", "U8": "#56B4E9"}
-LABELS = {"U": "unconstrained", "D": "distributed", "CL": "computation-limited", "E": "estimation", "U8": "8 heads"}
-GREY = "#777777"
-OTHER = "#7B5EA7"
 DIVERGING = "RdBu_r"
 
 
@@ -188,7 +187,7 @@ def estimation(r: common.Results) -> Figure:
         axes[row, 0].set_ylabel("$W_B$" if name == "bias" else f"$W_{{{name}}}$")
     for ax in axes[2]:
         ax.axvline(17.5, color="black", lw=0.5)
-    median = " ".join(f"{x:.2g}" for x in r["E_mse"].mean(0))
+    median = " ".join(f"{x:.2g}" for x in np.median(r["E_mse"], axis=0))
     title = f"one run; rows of $W_B$: data tokens, answer token; median test error of W by layer: {median}"
     figure.suptitle(title, fontsize=8)
     return figure
@@ -206,7 +205,7 @@ def scaling(r: common.Results) -> Figure:
         for ax, name, last in ((axes[0], "eta", 3), (axes[1], "gamma", 4)):
             x = range(1, last + 1)
             runs(ax, x, r[f"{tag}_{name}_largest"][:, :last], tag)
-            ax.plot(x, r[f"{tag}_{name}_median"].mean(0)[:last], color=COLOURS[tag], ls="--", lw=1)
+            ax.plot(x, np.median(r[f"{tag}_{name}_median"], axis=0)[:last], color=COLOURS[tag], ls="--", lw=1)
     for ax, level, name in ((axes[0], 1, "η"), (axes[1], 1.92, "γ")):
         ax.axhline(level, color=GREY, lw=0.9, ls=":")
         ax.set(
@@ -230,7 +229,7 @@ def fidelity(r: common.Results) -> Figure:
         ax.plot(x, np.median(r[f"{tag}_form"], axis=0)[1:], color=COLOURS[tag], ls="--", lw=1, label="mean task")
         runs(ax, x, r[f"{tag}_general"][:, 1:], tag, label="matrices for scalars, mean task", mfc="white", lw=1)
         ax.plot(x, np.array(PAPER_FIDELITY[tag]) * 1e-4, "x", color="black", ms=5, label="paper")
-        ax.plot(x, r[f"{tag}_mse"].mean(0)[1:], color=GREY, ls=":", label="the network's test error")
+        ax.plot(x, np.median(r[f"{tag}_mse"], axis=0)[1:], color=GREY, ls=":", label="the network's test error")
         ax.set(yscale="log", title=f"{LABELS[tag]}, {counted(r[f'{tag}_seeds'])}", ylim=(3e-7, 0.1))
         layers(ax, 4, 1)
         last = np.median(r[f"{tag}_form"], axis=0)[-1]
@@ -253,10 +252,10 @@ def fixed_ratio(r: common.Results) -> Figure:
         x,
         r["U_laws_D_median"][:, 1:],
         "U",
-        color=OTHER,
+        color=EXTRACTED,
         label="η = 1, γ = 1.92, over $\\max\\|A_\\ell\\|^2$",
     )
-    ax.plot(x, r["U_mse"].mean(0)[1:], color="black", ls=":", label="the network's test error")
+    ax.plot(x, np.median(r["U_mse"], axis=0)[1:], color="black", ls=":", label="the network's test error")
     ax.plot(4, 3.5e-4, "x", color="black", ms=6)
     ax.annotate("paper", (4, 3.5e-4), (7, -3), textcoords="offset points", ha="left", fontsize=8)
     ax.set(yscale="log", ylabel="squared change of D, median task", xlim=(0.8, 4.6))
@@ -286,11 +285,11 @@ def levels(r: common.Results) -> Figure:
         2.5,
         np.median(r["U_clustered_mean"]),
         "s",
-        color=OTHER,
+        color=EXTRACTED,
         ms=6,
         label="2 in $W_{QK}$, 3 in $W_{VP}$ (paper)",
     )
-    ax.axhline(np.median(r["U_sparse_mean"]), color=OTHER, lw=1, ls="--", label="sparsified only")
+    ax.axhline(np.median(r["U_sparse_mean"]), color=EXTRACTED, lw=1, ls="--", label="sparsified only")
     ax.axhline(np.median(r["U_mse_mean"], axis=0)[-1], color="black", lw=1, ls=":", label="the network's own error")
     ax.set(yscale="log", xlabel="number of values, 0 included", ylabel="squared change of the prediction")
     ax.set_ylim(1e-4, 1)
@@ -322,7 +321,7 @@ def sketch(r: common.Results) -> Figure:
         if outside:
             ax.set_title(f"{outside} of {mine.size} are outside", fontsize=8, color=GREY)
     x = np.arange(1, 4)
-    runs(axes[2], x, r["CL_own"], "CL", color=OTHER, label="on columns that its own layer reads")
+    runs(axes[2], x, r["CL_own"], "CL", color=EXTRACTED, label="on columns that its own layer reads")
     runs(axes[2], x, r["CL_next"], "CL", label="on columns that the next layer reads")
     axes[2].set(title="$W_{VP}$ off a multiple of $I$", ylim=(0, 1))
     layers(axes[2], 3, 1)
@@ -382,9 +381,9 @@ def initialisation(r: common.Results) -> Figure:
 
 METHOD_STYLE = {
     "network": {"color": "black", "ls": ":", "marker": "s", "label": "network"},
-    "schedule": {"color": OTHER, "ls": "-", "marker": "o", "label": "its four steps"},
+    "schedule": {"color": EXTRACTED, "ls": "-", "marker": "o", "label": "its four steps"},
     "scaled": {"color": COLOURS["U"], "ls": "-", "marker": "o", "label": "the same, ‖A‖ as in training"},
-    "paper": {"color": GREY, "ls": "--", "marker": None, "label": "paper's constants, four steps"},
+    "paper": {"color": METHODS["paper"], "ls": "--", "marker": None, "label": "paper's constants, four steps"},
 }
 
 
@@ -407,11 +406,11 @@ def transfer(r: common.Results) -> Figure:
         ax.axhline(1, color=GREY, lw=0.5)
     axes[0].set_ylabel("relative error of D, median task")
     long = axes[4]
-    for name, colour in (("emergent", COLOURS["U"]), ("paper", GREY), ("schedule", OTHER)):
+    for name, colour in (("emergent", COLOURS["U"]), ("paper", METHODS["paper"]), ("schedule", EXTRACTED)):
         error = np.clip(r[f"long_{name}"], 1e-16, None)
         long.plot(np.arange(1, len(error) + 1), error, color=colour, ls="--" if name == "paper" else "-")
     long.annotate("η = 1, γ = 1.92", (39, 3e-2), color=COLOURS["U"], fontsize=7, ha="right")
-    long.annotate("η = 1/3, γ = 1", (18, 1e-13), color=GREY, fontsize=7, ha="left")
+    long.annotate("η = 1/3, γ = 1", (18, 1e-13), color=METHODS["paper"], fontsize=7, ha="left")
     long.set(yscale="log", title="step, κ = 100")
     long.yaxis.tick_right()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
@@ -429,18 +428,23 @@ def restart(r: common.Results) -> Figure:
         "restarted": "from the form",
         "tuned": "step sizes only",
     }
-    shades = lambda tag: ("#BBBBBB", GREY, COLOURS[tag], OTHER)  # noqa: E731
+    shades = lambda tag: ("#BBBBBB", GREY, COLOURS[tag], EXTRACTED)  # noqa: E731
     for ax, tag in zip(axes[0], tags, strict=True):
-        errors = r[f"{tag}_mse_mean"][:, -1] * 1e3
+        rows = r[f"{tag}_mse_mean"][..., -1] * 1e3
+        errors = np.median(rows, axis=0)
         ax.bar(range(4), errors, color=shades(tag), width=0.7)
-        ax.set_ylim(0, 1.12 * errors.max())
-        for i, value in enumerate(errors):
-            ax.text(i, value, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
+        if len(rows) > 1:
+            ax.plot(range(4), rows.T, "o", color="black", ms=2.5)
+        ax.set_ylim(0, 1.12 * rows.max())
+        for i, (value, top) in enumerate(zip(errors, rows.max(0), strict=True)):
+            ax.text(i, top, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
         ax.set_xticks(range(4), list(names.values()), rotation=30, ha="right", fontsize=7)
         ax.set_title(LABELS[tag])
         ax.grid(axis="x", visible=False)
     axes[0, 0].set_ylabel("mean test error × 1000")
-    figure.suptitle(f"{int(r['steps'])} more steps of training", fontsize=9)
+    count = len(r[f"{tags[0]}_mse"])
+    dots = f"; median of {count} runs, which are the dots" if count > 1 else ""
+    figure.suptitle(f"{int(r['steps'])} more steps of training{dots}", fontsize=9)
     return figure
 
 

@@ -5,7 +5,8 @@
 Lines are medians over runs, bands 10 to 90 %. A method has the same colour in every figure.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments import common, emergence_report
+from experiments.palette import METHOD_NAMES as LABELS
+from experiments.palette import METHODS as COLOURS
 
-COLOURS = {
-    "paper": "#0072B2",
-    "optimal": "#D55E00",
-    "cg": "#009E73",
-    "gd": "#8C8C8C",
-    "lstsq": "#222222",
-    "estimation": "#CC79A7",
-    "averaging": "#0072B2",
-    "krylov": "#D55E00",
-    "plain": "#0072B2",
-    "columns": "#56B4E9",
-    "deflation": "#D55E00",
-    "sgd": "#8C8C8C",
-    "sketch_cg": "#009E73",
-    "lsmr": "#7B5EA7",
-}
-LABELS = {
-    "paper": "EAGLE, paper steps",
-    "optimal": "EAGLE, optimal steps",
-    "cg": "CG",
-    "gd": "GD",
-    "lstsq": "lstsq (SVD)",
-    "estimation": "EAGLE, estimation form",
-    "averaging": "EAGLE, averaging",
-    "krylov": "EAGLE, mean projector",
-    "plain": "EAGLE, fresh sketches (paper)",
-    "columns": "EAGLE, columns in turn",
-    "deflation": "EAGLE, deflation (default)",
-    "sgd": "SGD",
-    "sketch_cg": "sketch-and-CG",
-    "lsmr": "LSMR",
-}
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -283,13 +254,16 @@ def early_stopping(r: common.Results) -> Figure:
 def machines(r: common.Results) -> Figure:
     figure, ax = plt.subplots(figsize=(3.8, 2.9))
     shades = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(r["counts"])))
-    for count, errors, colour in zip(r["counts"], r["count_errors"], shades, strict=True):
-        ax.plot(steps_axis(errors), np.clip(errors, FLOOR, None), color=colour, label=f"M = {count}")
+    for count, errors, colour in zip(r["counts"], np.clip(r["count_errors"], FLOOR, None), shades, strict=True):
+        x = steps_axis(errors)
+        ax.plot(x, np.median(errors, axis=0), color=colour, label=f"M = {count}")
+        ax.fill_between(x, errors.min(0), errors.max(0), color=colour, alpha=0.18, linewidth=0)
     ax.axhline(1e-2, color="#999999", lw=0.9, ls=":")
     ax.axvline(15, color="#999999", lw=0.9, ls=":")
-    ax.annotate("paper: 15 rounds to 1e-2", (15, 1e-2), (15.4, 0.15), fontsize=8, color="#666666")
-    size = int(r["large"])
-    ax.set(yscale="log", xlabel="round", ylabel="relative error of D", ylim=(FLOOR, 3), title=f"d = n = {size}")
+    ax.annotate("paper: 15 rounds\nto 1e-2", (15, 1e-2), (15.4, 0.03), fontsize=8, color="#666666")
+    size, runs = int(r["large"]), r["count_errors"].shape[1]
+    ax.set(yscale="log", xlabel="round", ylabel="relative error of D", ylim=(FLOOR, 3))
+    ax.set_title(f"d = n = {size}, {runs} problem{'s' * (runs != 1)} each (band: all)")
     ax.legend()
     return figure
 
@@ -405,7 +379,7 @@ CAPTIONS = {
     "n9_step_sizes": "Best error in 200 steps when both step sizes, or their ratio, are multiplied by a factor.",
     "n10_stopping": "Error and change of D by step, and where the rule on the change stops, for two matrices.",
     "n11_error_map": "Forward error against the condition number in float32 and float64, for D and for W.",
-    "d1_machines": "Error of D against the round of communication for several numbers of machines; one problem each.",
+    "d1_machines": "Error of D against the round of communication for several numbers of machines.",
     "d2_alpha": "Error of D by round at two diversities (one problem each), and rounds to 1e-6 against 1/alpha.",
     "s1_sketches": "Error of D against the round for four widths r of the sketch.",
     "s2_times": "Time of a step, and time to two accuracies, by the width r of the sketch; unit: an unsketched step.",
@@ -415,29 +389,29 @@ CAPTIONS = {
 FORMATS = {"png": {"dpi": 200}, "pdf": {}}
 
 
-def draw_all(out: Path) -> list[Path]:
-    """Every figure whose results are stored."""
-    folder = out / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, (item, draw) in FIGURES.items():
-        if not common.stored(out, item):
-            continue
-        with plt.rc_context(STYLE):
-            figure = draw(common.load(out, item)[0])
-            for suffix, options in FORMATS.items():
-                figure.savefig(folder / f"{name}.{suffix}", **options)
-            plt.close(figure)
-        written.append(folder / f"{name}.png")
-    return written
+def draw(out: Path, name: str) -> Path:
+    item, figure_of = FIGURES[name]
+    with plt.rc_context(STYLE):
+        figure = figure_of(common.load(out, item)[0])
+        for suffix, options in FORMATS.items():
+            figure.savefig(out / "figures" / f"{name}.{suffix}", **options)
+        plt.close(figure)
+    return out / "figures" / f"{name}.png"
+
+
+def draw_all(out: Path, apply: Callable[..., Iterable[Path]] = map) -> list[Path]:
+    """Every figure whose results are stored; `apply` may be the map of a pool of processes."""
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    stored = {item for item in {item for item, _ in FIGURES.values()} if common.stored(out, item)}
+    return list(apply(partial(draw, out), [name for name, (item, _) in FIGURES.items() if item in stored]))
 
 
 def main() -> None:
-    def draw(out: Path) -> None:
+    def draw_and_print(out: Path) -> None:
         for path in draw_all(out):
             common.console.print(f"wrote {path}")
 
-    common.command(draw)
+    common.command(draw_and_print)
 
 
 if __name__ == "__main__":

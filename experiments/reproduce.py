@@ -9,11 +9,12 @@ networks or many machines are run. R1 needs SuiteSparse matrices in a folder. Re
 preset to results/quick/.
 """
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def _configured(preset: str, seed: int | None, matrix_dir: str | None) -> list[t
     return pairs if seed is None else [(e, common.configured(cfg, seed=seed)) for e, cfg in pairs]
 
 
-def run_all(preset: str, out: Path, seed: int | None = None, matrix_dir: str | None = None, jobs: int = 1) -> None:
+def run_all(preset: str, out: Path, seed: int | None, matrix_dir: str | None, pool: Executor | None) -> None:
     """Every experiment whose results are not there yet, under one progress display."""
     pairs = _configured(preset, seed, matrix_dir)
     given = {"seed": seed, "matrix_dir": matrix_dir}
@@ -75,40 +76,44 @@ def run_all(preset: str, out: Path, seed: int | None = None, matrix_dir: str | N
             arguments = (out, experiment.ITEM, experiment.run, cfg, command)
             if common.is_current(out, experiment.ITEM, cfg):
                 _say(f"{label}: stored results are current")
-            elif jobs > 1 and experiment not in (*TIMED, suitesparse):
+            elif pool and experiment not in (*TIMED, suitesparse):
                 beside.append((label, arguments))
                 continue
             else:
                 _say(f"{label}: running")
                 _say(f"{label}: {common.run_and_save(*arguments):.0f} s")
             display.advance(whole)
-        for label, wall in _side_by_side(beside, jobs):
-            _say(f"{label}: {wall:.0f} s")
-            display.advance(whole)
+        if pool and beside:
+            _say(f"side by side: {', '.join(label for label, _ in beside)}")
+            labels = {pool.submit(common.run_and_save, *arguments): label for label, arguments in beside}
+            for future in as_completed(labels):
+                _say(f"{labels[future]}: {future.result():.0f} s")
+                display.advance(whole)
 
 
-def _side_by_side(labelled: list[tuple[str, tuple]], jobs: int) -> Iterator[tuple[str, float]]:
-    """(label, seconds) as the experiments end, `jobs` of them at a time in processes of their own."""
-    if not labelled:
+@contextlib.contextmanager
+def _processes(jobs: int, quick: bool) -> Iterator[Executor | None]:
+    """A pool of that many; one is this process."""
+    if jobs == 1:
+        yield None
         return
-    _say(f"{jobs} at a time: {', '.join(label for label, _ in labelled)}")
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (quick,))
     try:
-        labels = {pool.submit(common.run_and_save, *arguments): label for label, arguments in labelled}
-        for future in as_completed(labels):
-            yield labels[future], future.result()
+        yield pool
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _start_worker() -> None:
+def _start_worker(quick: bool) -> None:
     jax.config.update("jax_enable_x64", True)
+    # Programs of a quick look run for a moment: to optimise them takes longer. Nothing is timed here.
+    jax.config.update("jax_disable_most_optimizations", quick)
     common.console.quiet = True  # the display belongs to the main process
 
 
-def conclude(out: Path) -> list[Path]:
+def conclude(out: Path, pool: Executor | None = None) -> list[Path]:
     """Figures, verdicts and the page, from what is stored; the files written."""
-    figures = report.draw_all(out)
+    figures = report.draw_all(out, pool.map if pool else map)
     path, records = claims.write(out)
     claims.print_table(records)
     return [page.write(out), path, *figures]
@@ -117,11 +122,12 @@ def conclude(out: Path) -> list[Path]:
 def reproduce(preset: str, out: Path, seed: int | None = None, matrix_dir: str | None = None, jobs: int = 1) -> None:
     start = time.perf_counter()
     try:
-        run_all(preset, out, seed, matrix_dir, jobs)
+        with _processes(jobs, preset == "quick") as pool:
+            run_all(preset, out, seed, matrix_dir, pool)
+            html, path, *figures = conclude(out, pool)
     except KeyboardInterrupt:
         _say(f"interrupted; finished experiments are kept in {out}, and the same command goes on from there")
         raise
-    html, path, *figures = conclude(out)
     _say(f"{(time.perf_counter() - start) / 60:.1f} min; {path}, {len(figures)} figures in {out / 'figures'}")
     _say(f"report: {html.resolve()}")
 

@@ -84,8 +84,8 @@ def iterates(method: str, problem: problems.Problem, key, r: int, cap: int, step
     return lax.fori_loop(0, cap if steps is None else steps, step, (start, jnp.zeros((cap, *D.shape), D.dtype)))[1]
 
 
-def step_seconds(problem: problems.Problem, widths, caps: dict[str, int], steps: int, repeats: int) -> np.ndarray:
-    """Seconds of one step, methods x widths, all of them interleaved.
+def step_seconds(problem: problems.Problem, widths, caps: dict[str, int], steps: int, repeats: int) -> tuple:
+    """Seconds of one step, methods x widths (the least) and methods x widths x repeats, all of them interleaved.
 
     Ours from the difference of 1 and 1 + steps of them, which leaves the start out; the baselines', who start with
     zeros, from `cap` steps. NaN where a busy moment made the shorter run the longer one.
@@ -94,21 +94,21 @@ def step_seconds(problem: problems.Problem, widths, caps: dict[str, int], steps:
     lengths = {m: (cap,) if m in baselines.SKETCHED else (1, 1 + steps) for m, cap in caps.items()}
     names = [(m, r, k) for m in caps for r in widths for k in lengths[m]]
     jobs = {(m, r, k): partial(iterates, m, problem, key, r, caps[m], k) for m, r, k in names}
-    least = dict.fromkeys(jobs, np.inf)
+    times = {name: [] for name in jobs}
     for job in jobs.values():
         jax.block_until_ready(job())
     for _ in common.track(range(repeats), "step times"):
         for name, job in jobs.items():
             start = time.perf_counter()
             jax.block_until_ready(job())
-            least[name] = min(least[name], time.perf_counter() - start)
+            times[name].append(time.perf_counter() - start)
 
-    def step(m, r):
+    def step(m, r, pick):
         *short, long = lengths[m]
-        seconds = least[m, r, long] - sum(least[m, r, k] for k in short)
-        return seconds / (long - sum(short)) if seconds > 0 else np.nan
+        seconds = pick(times[m, r, long]) - sum(pick(times[m, r, k]) for k in short)
+        return np.where(seconds > 0, seconds / (long - sum(short)), np.nan)
 
-    return np.array([[step(m, r) for r in widths] for m in caps])
+    return tuple(np.array([[step(m, r, pick) for r in widths] for m in caps]) for pick in (np.min, np.array))
 
 
 def build(cfg: Config, kappa: float, key) -> tuple:
@@ -150,8 +150,8 @@ def run(cfg: Config) -> common.Results:
         found = common.over_runs(partial(build, cfg, kappa), partial(measure, cfg), cfg.seed, cfg.runs, f"S1, {kappa}")
         results |= {f"{name}_{i}": value for name, value in found.items()}
     problem, _ = build(cfg, cfg.kappas[0], common.keys(cfg.seed, 1)[0])
-    results["step_seconds"] = step_seconds(problem, cfg.widths, caps(cfg), cfg.timed_steps, cfg.repeats)
-    return results
+    timed = step_seconds(problem, cfg.widths, caps(cfg), cfg.timed_steps, cfg.repeats)
+    return results | dict(zip(("step_seconds", "step_repeats"), timed, strict=True))
 
 
 def main() -> None:
