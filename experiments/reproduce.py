@@ -13,8 +13,10 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -62,8 +64,18 @@ def _configured(preset: str, seed: int | None, matrix_dir: str | None) -> list[t
     return pairs if seed is None else [(e, common.configured(cfg, seed=seed)) for e, cfg in pairs]
 
 
-def run_all(preset: str, out: Path, seed: int | None, matrix_dir: str | None, pool: Executor | None) -> None:
-    """Every experiment whose results are not there yet, under one progress display."""
+def run_all(preset: str, out: Path, seed: int | None, matrix_dir: str | None, pool: Executor | None) -> list[str]:
+    """Every experiment whose results are not there yet, under one progress display; the names of those that failed."""
+    failed = []
+
+    def finish(label: str, item: str, seconds: Callable[[], float]) -> None:
+        try:
+            _say(f"{label}: {seconds():.0f} s")
+        except Exception as error:  # one experiment must not cost the user the others
+            failed.append(item)
+            _say("".join(traceback.format_exception(error)) + f"{label}: failed; the others go on")
+        display.advance(whole)
+
     pairs = _configured(preset, seed, matrix_dir)
     given = {"seed": seed, "matrix_dir": matrix_dir}
     command = f"python -m experiments.reproduce --preset={preset}"
@@ -76,19 +88,18 @@ def run_all(preset: str, out: Path, seed: int | None, matrix_dir: str | None, po
             arguments = (out, experiment.ITEM, experiment.run, cfg, command)
             if common.is_current(out, experiment.ITEM, cfg):
                 _say(f"{label}: stored results are current")
+                display.advance(whole)
             elif pool and experiment not in (*TIMED, suitesparse):
                 beside.append((label, arguments))
-                continue
             else:
                 _say(f"{label}: running")
-                _say(f"{label}: {common.run_and_save(*arguments):.0f} s")
-            display.advance(whole)
+                finish(label, experiment.ITEM, partial(common.run_and_save, *arguments))
         if pool and beside:
             _say(f"side by side: {', '.join(label for label, _ in beside)}")
-            labels = {pool.submit(common.run_and_save, *arguments): label for label, arguments in beside}
-            for future in as_completed(labels):
-                _say(f"{labels[future]}: {future.result():.0f} s")
-                display.advance(whole)
+            futures = {pool.submit(common.run_and_save, *given): (label, given[1]) for label, given in beside}
+            for future in as_completed(futures):
+                finish(*futures[future], future.result)
+    return failed
 
 
 @contextlib.contextmanager
@@ -123,13 +134,15 @@ def reproduce(preset: str, out: Path, seed: int | None = None, matrix_dir: str |
     start = time.perf_counter()
     try:
         with _processes(jobs, preset == "quick") as pool:
-            run_all(preset, out, seed, matrix_dir, pool)
+            failed = run_all(preset, out, seed, matrix_dir, pool)
             html, path, *figures = conclude(out, pool)
     except KeyboardInterrupt:
         _say(f"interrupted; finished experiments are kept in {out}, and the same command goes on from there")
         raise
     _say(f"{(time.perf_counter() - start) / 60:.1f} min; {path}, {len(figures)} figures in {out / 'figures'}")
     _say(f"report: {html.resolve()}")
+    if failed:
+        raise SystemExit(f"failed, see above: {', '.join(failed)}; their claims have older results or none")
 
 
 def main() -> None:

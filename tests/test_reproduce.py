@@ -54,6 +54,29 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_report(experiments, tmp_pa
     assert (tmp_path / "report.html").stat().st_size > 10_000 and (tmp_path / "claims.json").exists()
 
 
+def test_a_failed_experiment_costs_only_itself(experiments, tmp_path, capsys, monkeypatch):
+    def fail(cfg):
+        raise ValueError("a word on the cause")
+
+    broken = types.SimpleNamespace(ITEM="convergence", PRESETS=Interrupted.PRESETS, run=fail)
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", (broken, reproduce.EXPERIMENTS[0]))
+    with pytest.raises(SystemExit, match="convergence"):
+        reproduce.reproduce("quick", tmp_path)
+    said = capsys.readouterr().err
+    assert "a word on the cause" in said and "[1/2] convergence: failed" in said and len(experiments) == 1
+    assert (tmp_path / "report.html").exists() and common.stored(tmp_path, "stopping")
+
+
+@pytest.mark.slow
+def test_side_by_side_in_processes_of_their_own(experiments, tmp_path, capsys, monkeypatch):
+    cfg = stopping.Config(gapped_n=12, kahan_n=12, runs=2)
+    real = types.SimpleNamespace(ITEM="stopping", PRESETS={"quick": cfg}, run=stopping.run)
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", (real,))
+    reproduce.reproduce("quick", tmp_path, jobs=2)
+    assert "side by side: [1/1] stopping" in capsys.readouterr().err
+    assert common.is_current(tmp_path, "stopping", cfg) and (tmp_path / "figures" / "n10_stopping.pdf").exists()
+
+
 def test_a_seed_and_a_folder_reach_the_configurations(tmp_path):
     (tmp_path / "a.mtx").touch()
     pairs = reproduce._configured("quick", 7, str(tmp_path))
