@@ -1,4 +1,4 @@
-"""Weights -> algorithm (SPEC: "Extraction"): a trained network read as a list of Updates, and written back.
+"""Weights -> algorithm: a trained network read as a list of Updates, and written back.
 
     products -> sparsify -> cluster -> read_off          the paper's simplifications, each a small function
     extract(weights, architecture)                       all of it: an `Extracted`, with what each step leaves out
@@ -29,7 +29,7 @@ from eagle_jax.attention import Weights
 from eagle_jax.blocks import Blocks
 from eagle_jax.schedules import LayerSteps, checked
 from eagle_jax.transformer import Architecture
-from eagle_jax.update import State, update, update_estimate
+from eagle_jax.update import State, update
 
 # Entries below this many times the mean entry are dropped; the paper's constant.
 SPARSITY = 1.5
@@ -95,7 +95,7 @@ def cluster(W: np.ndarray, levels: int) -> np.ndarray:
     count = np.bincount(inverse.ravel()).astype(float)
     cuts = _cuts(values, count, min(levels, values.size))
     for low, high in itertools.pairwise(cuts):
-        values[low:high] = _mean(values[low:high], count[low:high])
+        values[low:high] = mean(values[low:high], count[low:high])
     return values[inverse].reshape(W.shape)
 
 
@@ -116,7 +116,7 @@ def _cuts(values: np.ndarray, count: np.ndarray, levels: int) -> list[int]:
     return [0, *reversed(cuts)] if cuts[-1] else list(reversed(cuts))
 
 
-def _mean(x: np.ndarray, weights: np.ndarray | None = None) -> float:
+def mean(x: np.ndarray, weights: np.ndarray | None = None) -> float:
     """The mean, exact when all entries are equal."""
     return float(x.flat[0] + np.average(x - x.flat[0], weights=weights))
 
@@ -168,7 +168,7 @@ class Extracted(NamedTuple):
 def extract(weights: Weights, architecture: Architecture) -> Extracted:
     """The nearest list of Updates, and how near it is. For "estimation" see `extract_estimation`."""
     if architecture.regime == "estimation":
-        raise ValueError("regime='estimation'; use extract_estimation, whose Updates have another form")
+        raise ValueError("regime='estimation'; use estimation_network.extract, whose Updates have another form")
     architecture.check(weights)
     p = products(weights)
     if not (np.isfinite(p.QK).all() and np.isfinite(p.VP).all()):
@@ -176,7 +176,7 @@ def extract(weights: Weights, architecture: Architecture) -> Extracted:
     S = sketches(p, architecture) if architecture.regime == "computation_limited" else None
     alphas = read_off(p, architecture, S)
     stages = sparse(p), clustered(p), block_form(alphas, architecture, S)
-    residuals = (_distance(getattr(q, name), getattr(p, name)) for q in stages for name in ("QK", "VP"))
+    residuals = (distance(getattr(q, name), getattr(p, name)) for q in stages for name in ("QK", "VP"))
     return Extracted(architecture, alphas, S, Residuals(*residuals))
 
 
@@ -198,10 +198,10 @@ def read_off(p: Products, architecture: Architecture, S: np.ndarray | None = Non
         along = lambda W: np.einsum("...ir,...ij,...jr->...r", basis, W[..., :n, :n], basis)  # noqa: B023, E731
         answers = np.diagonal(blocks_of(p.VP[layer], architecture)[..., n:, n:], axis1=-2, axis2=-1)
         if architecture.blocks > 1:  # all machines share one (a1, a2, a3)
-            alphas.append([[_mean(along(p.QK[layer])), _mean(along(own[layer])), _mean(answers)]])
+            alphas.append([[mean(along(p.QK[layer])), mean(along(own[layer])), mean(answers)]])
         else:
             heads = zip(along(p.QK[layer]), along(own[layer]), answers, strict=True)
-            alphas.append([[_mean(q), _mean(v), _mean(c)] for q, v, c in heads])
+            alphas.append([[mean(q), mean(v), mean(c)] for q, v, c in heads])
     return np.array(alphas)
 
 
@@ -270,7 +270,7 @@ def embed(schedule: LayerSteps, architecture: Architecture, dtype=None) -> Weigh
     return Weights(*(jnp.asarray(x, dtype) for x in (query, query, value, projection)))
 
 
-def _distance(W: np.ndarray, reference: np.ndarray) -> np.ndarray:
+def distance(W: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """||W - reference|| / ||reference|| per layer; 0 where both are."""
     size = lambda x: np.linalg.norm(x.reshape(len(x), -1), axis=1)  # noqa: E731
     return size(W - reference) / np.maximum(size(reference), np.finfo(float).tiny)
@@ -458,73 +458,3 @@ def gap(architecture: Architecture, one, other) -> Gap:
     difference = np.asarray(one) - np.asarray(other)
     D = machine_blocks(architecture, difference).D
     return Gap(np.mean(difference**2, axis=(-2, -1)), np.mean(D**2, axis=(-3, -2, -1)))
-
-
-# ---- the estimation form ------------------------------------------------------------------------------------
-
-
-class Estimation(NamedTuple):
-    """The estimation network as Updates: keys are data points (a, b), the last token is (w, 0).
-
-        W_QK = diag(a1 I, 0),  W_VP = diag(a2 I, a3),  query bias (0, -beta) of the last token
-        A' = A + a1 a2 A A^T A,   B' = B + a1 a3 B A^T A,   W' = W + a2 (a1 W A - beta B) A^T
-
-    That is `update_estimate` with eta rho = -a1 a2 and gamma rho = -beta a2 where a3 = a2, and beta = a1 or W = 0.
-
-    Attributes:
-      alphas: layers x 3. The loss does not see the last layer's a3.
-      beta: per layer.
-      residuals: relative distances of W_QK, W_VP and the bias rows to this form, layers x 3.
-    """
-
-    architecture: Architecture
-    alphas: np.ndarray
-    beta: np.ndarray
-    residuals: np.ndarray
-
-    @property
-    def eta_rho(self) -> np.ndarray:
-        return -self.alphas[:, 0] * self.alphas[:, 1]
-
-    @property
-    def gamma_rho(self) -> np.ndarray:
-        return -self.beta * self.alphas[:, 1]
-
-
-def extract_estimation(weights: Weights, architecture: Architecture) -> Estimation:
-    if weights.bias is None:
-        raise ValueError("weights without a query bias; the estimation network has one")
-    p, d = products(weights), architecture.d
-    a1, a2 = (np.array([_mean(np.diag(W)[:d]) for W in P[:, 0]]) for P in (p.QK, p.VP))
-    a3, bias = p.VP[:, 0, d, d], np.asarray(p.bias)
-    form = np.zeros_like(p.QK), np.zeros_like(p.VP), np.zeros_like(bias)
-    form[0][:, 0, :d, :d], form[1][:, 0, :d, :d] = (a[:, None, None] * np.eye(d) for a in (a1, a2))
-    form[1][:, 0, d, d], form[2][:, 1, d] = a3, bias[:, 1, d]
-    residuals = [_distance(f, W) for f, W in zip(form, (p.QK, p.VP, bias), strict=True)]
-    return Estimation(architecture, np.stack([a1, a2, a3], axis=1), -bias[:, 1, d], np.stack(residuals, axis=1))
-
-
-def estimation_fidelity(weights: Weights, extracted: Estimation, blocks: Blocks) -> Gap:
-    """Network against `update_estimate`: over A, B and W (`Z`), and over W alone (`D`).
-
-    The last entry of the last token, which belongs to no block and is not read, is left out.
-    """
-    architecture, cast = extracted.architecture, partial(jnp.asarray, dtype=blocks.A.dtype)
-    network = architecture.activations(weights, architecture.tokens(blocks))
-    other = _estimates(cast(extracted.eta_rho), cast(extracted.gamma_rho), blocks)
-    difference = np.array(network - other)
-    difference[..., -1, -1] = 0
-    W = difference[..., -1, : architecture.d]
-    return Gap(np.mean(difference**2, axis=(-2, -1)), np.mean(W**2, axis=-1))
-
-
-@jax.jit
-def _estimates(eta_rho, gamma_rho, blocks: Blocks):
-    def one(A, B):
-        states = [(A, B, jnp.zeros((B.shape[0], A.shape[0]), A.dtype))]
-        for eta, gamma in zip(eta_rho, gamma_rho, strict=True):
-            states.append(update_estimate(*states[-1], rho=1.0, eta=eta, gamma=gamma))
-        corner = jnp.zeros((B.shape[0], B.shape[0]), A.dtype)
-        return jnp.stack([Blocks(A.T, W, B.T, corner).join() for A, B, W in states])
-
-    return jax.vmap(one, out_axes=1)(blocks.A, blocks.B)

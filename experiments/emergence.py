@@ -16,7 +16,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from eagle_jax import extraction, pretrained, training
+from eagle_jax import estimation_network, extraction, pretrained, training
 from eagle_jax.blocks import Blocks
 from eagle_jax.extraction import Extracted, Products
 from eagle_jax.pretrained import Pretrained
@@ -224,13 +224,13 @@ def measure_estimation(run: Pretrained, cfg: Config) -> dict:
     blocks, Z, wanted = sample(run, cfg)
     history = architecture.activations(run.weights, Z)
     squares = errors(architecture, history, wanted)
-    p, extracted = extraction.products(run.weights), extraction.extract_estimation(run.weights, architecture)
+    p, extracted = extraction.products(run.weights), estimation_network.extract(run.weights, architecture)
     norms = np.linalg.norm(np.asarray(history[:-1, :, : architecture.n, : architecture.d]), ord=2, axis=(-2, -1))
     found = {"mse": np.median(squares, axis=1), "mse_mean": squares.mean(1), "QK": p.QK, "VP": p.VP, "bias": p.bias}
     found |= {"alphas": extracted.alphas, "beta": extracted.beta, "residuals": extracted.residuals}
     found |= {"eta_median": extracted.eta_rho * np.median(norms, axis=1) ** 2}
     found |= {"eta_largest": extracted.eta_rho * norms.max(1) ** 2}
-    return found | gaps("form", extraction.estimation_fidelity(run.weights, extracted, blocks))
+    return found | gaps("form", estimation_network.fidelity(run.weights, extracted, blocks))
 
 
 # ---- all runs -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from helpers import ARCHITECTURES
 
 import eagle_jax
-from eagle_jax import LayerSteps, extraction, problems
+from eagle_jax import LayerSteps, estimation_network, extraction, problems
 from eagle_jax.attention import Weights
 from eagle_jax.blocks import Blocks
 from eagle_jax.solution import Status
@@ -132,7 +132,7 @@ def limited_weights(std: float) -> Weights:
     return LIMITED.init(jax.random.key(0), std)
 
 
-def estimation_network():
+def untrained_estimation():
     architecture = Architecture("estimation", d_out=1)
     return architecture.init(jax.random.key(0), 0.1), architecture
 
@@ -158,7 +158,7 @@ def estimation_network():
         ),
         (lambda s, A: extraction.extract(limited_weights(np.nan), LIMITED), "NaN or infinite"),
         (lambda s, A: extraction.cluster(A, 0), "levels=0; expected at least 1"),
-        (lambda s, A: extraction.extract(*estimation_network()), "use extract_estimation"),
+        (lambda s, A: extraction.extract(*untrained_estimation()), "use estimation_network.extract"),
     ],
 )
 def test_errors_say_what_to_do(call, message):
@@ -308,12 +308,12 @@ def test_the_estimation_form_is_found_again(x64):
     """With beta = a1 the network is update_estimate; in the first layer, where W = 0, beta may be anything."""
     architecture = ARCHITECTURES["estimation"]
     weights = estimation_weights(architecture, (0.1, 0.2, 0.3), (1.9, 1.0, 1.0))
-    extracted = extraction.extract_estimation(weights, architecture)
+    extracted = estimation_network.extract(weights, architecture)
     np.testing.assert_allclose(extracted.eta_rho, [0.1, 0.2, 0.3], rtol=1e-15)
     np.testing.assert_allclose(extracted.gamma_rho, [0.19, 0.2, 0.3], rtol=1e-15)
     assert extracted.residuals.max() == 0
     blocks = tasks(architecture, jnp.float64)
-    gap = extraction.estimation_fidelity(weights, extracted, blocks)
+    gap = estimation_network.fidelity(weights, extracted, blocks)
     assert gap.Z.shape == gap.D.shape == (4, 3) and max(gap.Z.max(), gap.D.max()) < 1e-28
-    other = extraction.estimation_fidelity(weights, extracted._replace(beta=np.ones(3)), blocks)
+    other = estimation_network.fidelity(weights, extracted._replace(beta=np.ones(3)), blocks)
     assert other.D[1:].min() > 1e-6

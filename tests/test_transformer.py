@@ -112,7 +112,7 @@ ETA_RHO, GAMMA_RHO = 0.11, 0.23
 
 
 def eagle_weights(architecture: Architecture, S=None) -> Weights:
-    """One layer that is one Update with eta rho = ETA_RHO, gamma rho = GAMMA_RHO: SPEC's a1 = 1, a2, a3."""
+    """One layer that is one Update with eta rho = ETA_RHO, gamma rho = GAMMA_RHO: a1 = 1, a2, a3."""
     w, n_out, M = architecture.width, architecture.n_out, architecture.blocks
     n = w - n_out
     S = np.eye(n) if S is None else S
