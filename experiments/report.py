@@ -124,10 +124,10 @@ def kappa_sweep(r: common.Results) -> Figure:
     handles, labels = _merged(left)
     theory = [i for i, label in enumerate(labels) if label.startswith("theory")]
     figure.legend([handles[i] for i in theory], [labels[i] for i in theory], loc="outside lower left", ncols=2)
-    missing = kappas[np.isnan(gd)]
-    if missing.size:
-        note = f"GD not reached at κ ≥ {power(missing.min())}"
-        right.set_title(note, fontsize=8, color="#666666")
+    missed = {m: kappas[np.isnan(r["seconds_over_lstsq"][:, methods.index(m)])] for m in ("gd", "cg")}
+    notes = [f"{LABELS[m]} from κ = {power(x.min())} on" for m, x in missed.items() if x.size]
+    if notes:
+        right.set_title(f"not reached: {', '.join(notes)}", fontsize=8, color="#666666")
     return figure
 
 
