@@ -47,18 +47,18 @@ EMERGENCE = tuple(
     for item, claims in {
         "emergence": (
             ("E1", "test error falls over 4 layers", "10-50x, to 1e-3", "e1_emergence", emergence.test_error),
-            ("E2", "block structure of W_QK, W_VP", "", "e2_weights", emergence.block_structure),
+            ("E2", "block structure of W_QK, W_VP", "multiples of I", "e2_weights", emergence.block_structure),
             ("E3", "a1 a2 max||A||² and a3/a2 constant", "1 and 1.9", "e3_scaling", emergence.step_laws),
             ("E4", "network = algorithm, by layer", _TABLE, "e4_fidelity", emergence.fidelity),
             ("E5", "gamma = 1.92 eta suffices", "3.5e-4 < 1e-3", "e5_fixed_ratio", emergence.fixed_ratio),
             ("E6", "one head does as well as eight", "little effect", "e6_heads", emergence.heads),
             ("E7", "machines share (C, D) only", "same factor", "e7_weights_mean", emergence.messages),
             ("E8", "rank 5, QK and VP alike: a sketch", "0.28", "e8_sketch", emergence.sketch),
-            ("E9", "the same with noise 0.01", "", "e9_noise", emergence.noise),
+            ("E9", "the same with noise 0.01", "closely aligned", "e9_noise", emergence.noise),
             ("E10", "2 and 3 values suffice", "below its error", "e10_levels", emergence.levels),
             ("E11", "loss spikes come with large ||A||", "typically", "e11_training", emergence.spikes),
-            ("E12", "condition number falls", "", "e1_emergence", emergence.conditioning),
-            ("E13", "estimation network = its form", "", "e13_estimation", emergence.estimation),
+            ("E12", "condition number of A falls", "in every regime", "e1_emergence", emergence.conditioning),
+            ("E13", "estimation network = its form", "its updates", "e13_estimation", emergence.estimation),
         ),
         "initialisation": (
             ("E14", "sign and std decide what emerges", "ours", "e14_initialisation", emergence.initialisation),
@@ -70,18 +70,26 @@ EMERGENCE = tuple(
 )
 CLAIMS = (
     Claim("N1", "quadratic convergence", "slope about 2", "convergence", "n1_convergence", solver.order),
-    Claim("N2", "iterations grow like log kappa", "", "kappa_sweep", "n2_kappa_sweep", solver.log_kappa),
+    Claim("N2", "iterations grow like log kappa", "log kappa", "kappa_sweep", "n2_kappa_sweep", solver.log_kappa),
     Claim(
         "N3", "fewer iterations than CG, kappa=1e4", "about 100x", "kappa_sweep", "n2_kappa_sweep", solver.against_cg
     ),
-    Claim("N4", "converges at every rank; CG unreliable", "", "ranks", "n4_ranks", solver.small_ranks),
+    Claim("N4", "converges at every rank; CG unreliable", "CG omitted", "ranks", "n4_ranks", solver.small_ranks),
     Claim("N5", "estimation form identical", "W_l C = D_l", "convergence", "n1_convergence", solver.estimation),
-    Claim("N6", "converges on six data families", "", "families", "n6_families", solver.families),
-    Claim("N7", "the same at n = 1920", "", "ranks", "n7_ranks_large", solver.large_ranks, least=("large_n", 1920)),
+    Claim("N6", "converges on six data families", "all six", "families", "n6_families", solver.families),
+    Claim(
+        "N7",
+        "the same at n = 1920",
+        "CG omitted",
+        "ranks",
+        "n7_ranks_large",
+        solver.large_ranks,
+        least=("large_n", 1920),
+    ),
     Claim(
         "N8",
         "early stopping regularises as GD",
-        "",
+        "as GD",
         "early_stopping",
         "n8_noise",
         solver.early_stopping,
@@ -99,15 +107,15 @@ CLAIMS = (
         regimes.machine_count,
         least=("large", 1000),
     ),
-    Claim("D2", "rounds grow like 1/alpha", "", "diversity", "d2_alpha", regimes.inverse_alpha),
+    Claim("D2", "rounds grow like 1/alpha", "linear", "diversity", "d2_alpha", regimes.inverse_alpha),
     Claim("D3", "GD needs more rounds", "10-100x", "diversity", "d2_alpha", regimes.against_distributed_gd),
     Claim("D4", "floats per round", "(d+d')n'", "diversity", "", regimes.floats_per_round),
-    Claim("D5", "freezing A, B: same rounds, less time", "", "diversity", "", regimes.freezing, timed=True),
+    Claim("D5", "freezing A, B: same rounds, less time", "less time", "diversity", "", regimes.freezing, timed=True),
     Claim("D6", "CG is unavailable to machines", "no number", "diversity", "d2_alpha", regimes.cg_unavailable),
     *(
         Claim(id, statement, paper, "sketching", figure, rule, timed, least=("n", 240))
         for id, statement, paper, figure, rule, timed in (
-            ("S1", "rounds grow like n/r", "", "s1_sketches", regimes.sketch_rounds, False),
+            ("S1", "rounds grow like n/r", "linear", "s1_sketches", regimes.sketch_rounds, False),
             ("S2", "time per step by r", "4.2x at n/8", "s2_times", regimes.sketch_step_time, True),
             ("S3", "faster than SGD for r >= n/4", "2.5x at n/4", "s2_times", regimes.against_sgd, True),
             ("S4", "a third of sketch-and-CG's time", "1/3", "s2_times", regimes.against_sketch_cg, True),
@@ -240,6 +248,13 @@ def print_table(records: list[dict[str, Any]]) -> None:
     common.console.print(", ".join(f"{n} {name}" for name, n in counts.items()), highlight=False)
     if is_quick(records):
         common.console.print(QUICK)
+
+
+def print_verdicts(out: Path, item: str) -> None:
+    """A line for each claim of one experiment."""
+    for r in (r for r in judge(out) if r["item"] == item):
+        line = Text.assemble(f"{r['id']} ", (r["verdict"], STYLES[r["verdict"]]), f": {r['measured'] or r['reason']}")
+        common.console.print(line, soft_wrap=True)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import dataclasses
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -346,6 +347,9 @@ def command(act: Callable[[Path], None]) -> None:
 
     def main(argv: list[str]) -> None:
         begin(argv)
+        out = Path(flags.FLAGS.out)
+        if not any(out.glob("*.npz")):
+            raise app.UsageError(f"--out={out} has no results; expected a folder that an experiment has written to")
         act(out_folder())
 
     show_in_help()
@@ -369,7 +373,7 @@ def configured(cfg: Any, **given: Any) -> Any:
 
 
 def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any], needed: tuple[str, ...] = ()) -> None:
-    """The command line of one experiment; `needed` are flags of its own that have no default."""
+    """The command line of one experiment, which ends with its verdicts; `needed` are flags without a default."""
     define_out_flag()
     flags.DEFINE_enum("preset", "default", list(presets), "How much to run.")
     flags.DEFINE_integer("runs", None, "Independent problems per setting, in place of the preset's.", lower_bound=1)
@@ -382,11 +386,14 @@ def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any],
         cfg = presets[flags.FLAGS.preset]
         given = {name: flags.FLAGS[name].value for name in ("runs", "seed") if flags.FLAGS[name].present}
         given |= {name: flags.FLAGS[name].value for name in needed}
+        if missing := [f"--{name}: {flags.FLAGS[name].help}" for name in needed if given[name] is None]:
+            raise app.UsageError(f"this experiment needs {'; '.join(missing)}")
         cfg = configured(cfg, **given)
         command = f"python -m experiments.{item} " + " ".join(sys.argv[1:])
         wall = run_and_save(out, item, run, cfg, command.strip())
-        console.print(f"{item}: {wall:.1f} s, wrote {out / item}.npz and .json")
+        # By name, since results do not depend on the rules (`source_digest`), and the rules import this module.
+        importlib.import_module("experiments.claims").print_verdicts(out, item)
+        console.print(f"{item}: {wall:.1f} s, wrote {out / item}.npz and .json; make report draws its figures")
 
-    flags.mark_flags_as_required(needed)
     show_in_help()
     app.run(main)

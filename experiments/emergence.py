@@ -28,6 +28,7 @@ BATCH = 1024  # of training: the norms that a network sees at once
 PAPER_RATIO = 1.92
 LEVELS = (1, 2, 3, 4, 5, 6, 8)
 REFERENCES = 64  # random sketches to compare with
+BATCHES = 100  # whose largest ||A|| is the usual one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +253,13 @@ def training_record(runs: list[Pretrained]) -> dict:
     }
 
 
+def largest_norms(run: Pretrained) -> np.ndarray:
+    """Largest ||A|| of batches that training has not seen, over its median there; the same for all noiseless tasks."""
+    key = training.init(run.config).key
+    norms = [training.largest_norm(run.config, key, run.config.steps + i) for i in range(BATCHES)]
+    return np.array(norms) / run.metrics["usual largest norm"]
+
+
 def run(cfg: Config) -> common.Results:
     results: common.Results = {"levels": np.array(LEVELS), "batch": min(BATCH, cfg.tasks)}
     for tag in SETTINGS:
@@ -263,6 +271,8 @@ def run(cfg: Config) -> common.Results:
         rows = [one(r, cfg) for r in common.track(runs, f"{tag}: {len(runs)} runs")]
         found = {name: np.stack([row[name] for row in rows]) for name in rows[0]} | training_record(runs)
         results |= {f"{tag}_{name}": value for name, value in found.items()}
+        if "batch_norms" not in results and runs[0].config.noise == 0:
+            results["batch_norms"] = largest_norms(runs[0])
     reference = extraction.random_projectors(cfg.seed, 18, 5, REFERENCES)
     return results | {"random_sketch": reference}
 

@@ -71,7 +71,7 @@ def _emergence_row(axes, r: common.Results, tags: dict[str, str], **style) -> No
         runs(axes[2], range(1, 4), r[f"{source}_eta_largest"][:, :-1], tag, **label)
         ratio = r[f"{source}_gamma_rho"][:, :-1] / r[f"{source}_eta_rho"][:, :-1]
         runs(axes[3], range(1, 4), np.where(ratio > 0, ratio, np.nan), tag, **label)
-    axes[0].set(yscale="log", title="test error of D, median")
+    axes[0].set(yscale="log", title="median test error")
     plain_ticks(axes[0], (0.001, 0.003, 0.01, 0.03))
     axes[1].set(yscale="log", title="condition of $A_\\ell$, median")
     plain_ticks(axes[1], (10, 20, 50, 100))
@@ -200,7 +200,7 @@ def scaling(r: common.Results) -> Figure:
     tags = shipped(r, "U", "D", "CL")
     if not tags:
         return absent("no weights")
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.8), sharex=True)
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.8))
     for tag in tags:
         for ax, name, last in ((axes[0], "eta", 3), (axes[1], "gamma", 4)):
             x = range(1, last + 1)
@@ -211,7 +211,7 @@ def scaling(r: common.Results) -> Figure:
         ax.set(
             yscale="log", ylim=(0.05, 30), title=f"{name} = step size times $\\|A_\\ell\\|^2$; dotted: paper's {level}"
         )
-        layers(ax, 4, 1)
+        layers(ax, 3 if name == "η" else 4, 1)
     handles, labels = axes[0].get_legend_handles_labels()
     handles += [Line2D([], [], color="black"), Line2D([], [], color="black", ls="--", lw=1)]
     figure.legend(handles, [*labels, "largest norm of a batch", "median norm"], loc="outside lower center", ncols=5)
@@ -287,7 +287,7 @@ def levels(r: common.Results) -> Figure:
         "s",
         color=EXTRACTED,
         ms=6,
-        label="2 in $W_{QK}$, 3 in $W_{VP}$ (paper)",
+        label="2 in $W_{QK}$, 3 in $W_{VP}$ (as in the paper)",
     )
     ax.axhline(np.median(r["U_sparse_mean"]), color=EXTRACTED, lw=1, ls="--", label="sparsified only")
     ax.axhline(np.median(r["U_mse_mean"], axis=0)[-1], color="black", lw=1, ls=":", label="the network's own error")
@@ -318,8 +318,7 @@ def sketch(r: common.Results) -> Figure:
             mine.ravel(), histtype="step", color=COLOURS["CL"], lw=1.6, label="$W_{QK}$, mean eigenvalue 1", **style
         )
         ax.set(xlabel=title, yscale="log", ylabel="density" if ax is axes[0] else "")
-        if outside:
-            ax.set_title(f"{outside} of {mine.size} are outside", fontsize=8, color=GREY)
+        ax.set_title("leading block of $W_{QK}$" + (f"\n({outside} of {mine.size} outside)" if outside else ""))
     x = np.arange(1, 4)
     runs(axes[2], x, r["CL_own"], "CL", color=EXTRACTED, label="on columns that its own layer reads")
     runs(axes[2], x, r["CL_next"], "CL", label="on columns that the next layer reads")
@@ -351,8 +350,10 @@ def loss(r: common.Results) -> Figure:
         title="median of 20 steps and of runs; grey: largest, one run",
     )
     left.set_xticks([0, 5000, 10000, 15000, 20000], ["0", "5k", "10k", "15k", "20k"])
-    right.axvline(1, color=GREY, lw=0.9, ls=":")
-    right.set(xlabel="largest ‖A‖ of the batch / its median", ylabel="density", title="steps that spiked")
+    right.hist(r["batch_norms"], bins=40, range=(0.8, 1.6), density=True, color="#DDDDDD", zorder=0)
+    right.axvline(np.quantile(r["batch_norms"], 0.9), color=GREY, lw=0.9, ls=":")
+    right.set(xlabel="largest ‖A‖ of the batch / its median", ylabel="density")
+    right.set_title("steps that spiked; grey: all batches,\ndotted: their 90 % quantile")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
@@ -406,13 +407,14 @@ def transfer(r: common.Results) -> Figure:
         ax.axhline(1, color=GREY, lw=0.5)
     axes[0].set_ylabel("relative error of D, median task")
     long = axes[4]
-    for name, colour in (("emergent", COLOURS["U"]), ("paper", METHODS["paper"]), ("schedule", EXTRACTED)):
+    for name, colour in (("emergent", METHODS["emergent"]), ("paper", METHODS["paper"]), ("schedule", EXTRACTED)):
         error = np.clip(r[f"long_{name}"], 1e-16, None)
         long.plot(np.arange(1, len(error) + 1), error, color=colour, ls="--" if name == "paper" else "-")
-    long.annotate("η = 1, γ = 1.92", (39, 3e-2), color=COLOURS["U"], fontsize=7, ha="right")
+    long.annotate("η = 1, γ = 1.92", (39, 3e-2), color=METHODS["emergent"], fontsize=7, ha="right")
     long.annotate("η = 1/3, γ = 1", (18, 1e-13), color=METHODS["paper"], fontsize=7, ha="left")
-    long.set(yscale="log", title="step, κ = 100")
+    long.set(yscale="log", title="step, κ = 100", ylabel="relative error of D")
     long.yaxis.tick_right()
+    long.yaxis.set_label_position("right")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
@@ -467,19 +469,40 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
 }
 
 CAPTIONS = {
-    "e1_emergence": "By layer: test error, condition number of A, and the step sizes read from the weights.",
+    "e1_emergence": (
+        "By layer: test error, condition number of A (first over tenth singular value, sixth on machines), and the "
+        "step sizes read from the weights. Some thin lines leave the axes."
+    ),
     "e2_weights": "The products W_QK and W_VP of one run, layer by layer, as heat maps; lines separate the blocks.",
-    "e3_scaling": "Step sizes times the squared norm of A, largest of a batch (solid) and median (dashed), by layer.",
-    "e4_fidelity": "Squared difference between network and extracted algorithm after each layer; crosses: the paper.",
+    "e3_scaling": (
+        "Step sizes times the squared norm of A, largest of a batch (solid) and median (dashed), by layer. Some "
+        "thin lines leave the axes."
+    ),
+    "e4_fidelity": (
+        "Squared difference between network and extracted algorithm after each layer; crosses: the paper's Table 1, "
+        "which does not say whether it has the mean or the median task."
+    ),
     "e5_fixed_ratio": "How much predictions change when the ratio of the step sizes, or both of them, are fixed.",
-    "e6_heads": "Test error by layer of networks with one head and with eight.",
+    "e6_heads": "Test error by layer of networks trained with one head and with eight.",
     "e7_weights_mean": "The products W_QK and W_VP averaged over runs; lines separate the blocks of the machines.",
-    "e8_sketch": "Eigenvalues and entries of W_QK's leading block against random sketches; what W_VP conditions.",
+    "e8_sketch": (
+        "Eigenvalues and entries of W_QK's leading block against random sketches, all layers and runs; how far W_VP "
+        "is from conditioning the columns that its own layer, or the next one, reads."
+    ),
     "e9_noise": "As in E1, for networks trained on noisy data.",
     "e10_levels": "Change of the prediction when the weights are reduced to a few values.",
-    "e11_training": "Training loss, and the largest norm of A in the batches of the steps that spiked.",
+    "e11_training": (
+        "Training loss, and the largest norm of A in the batches of the steps whose loss was above ten times the "
+        "median around them."
+    ),
     "e13_estimation": "The products and the query bias of an estimation network as heat maps.",
     "e14_initialisation": "Test error and distance from the block form by layer, for both signs and two scales.",
-    "e15_transfer": "Four extracted steps on problems the network never saw, against the paper's constants.",
-    "e16_restart": "Test error of networks as trained, trained on, trained from the paper's form, and of steps alone.",
+    "e15_transfer": (
+        "Four extracted steps on problems the network never saw, against the paper's constants; grey bar: as in "
+        "training; an error of 1 is that of predicting 0. The network itself exists at n = 18 only. Last: many "
+        "steps."
+    ),
+    "e16_restart": (
+        "Test error of networks as trained, trained on, trained from the paper's form, and of steps alone."
+    ),
 }

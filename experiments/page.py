@@ -19,10 +19,10 @@ from experiments.ledger import GROUPS, group
 Record = dict[str, Any]
 PAPER = "Linear Transformers Implicitly Discover Unified Numerical Algorithms"
 VERDICTS = {
-    "reproduced": "what the paper says, within the rule's bounds",
+    "reproduced": "the statement holds, within the rule's bounds",
     "differs": "true in part, or with another number",
     "refuted": "measured to be otherwise",
-    "not run": "no measurement; the reason is given",
+    "not run": "no verdict; the reason is given",
 }
 
 CSS = """
@@ -54,7 +54,7 @@ nav a { text-decoration: none; white-space: nowrap; }
 .tiles b { color: var(--colour); }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .6rem; border-bottom: 1px solid var(--line); }
-th { font-weight: 600; } thead th { color: var(--soft); }
+th { font-weight: 600; } thead th { color: var(--soft); } caption { text-align: left; color: var(--soft); }
 .wide { overflow-x: auto; margin: .8rem 0; } .wide td, .wide th { white-space: nowrap; }
 article { margin: 1.6rem 0; padding: 1rem 1.2rem; }
 article header { display: flex; gap: .6rem; align-items: baseline; justify-content: space-between; flex-wrap: wrap; }
@@ -72,14 +72,16 @@ details { margin-top: .7rem; } summary { cursor: pointer; }
   .stack td, .stack th { border: 0; padding: .1rem 0; }
   .stack td[data-label]:not(:empty)::before { content: attr(data-label) ": "; color: var(--soft); }
   article { padding: .8rem; } figure { padding: .2rem; overflow-x: auto; }
-  figure img { max-width: none; width: 36rem; }
+  figure img { max-width: none; width: 36rem; } figure.small img { max-width: 100%; width: auto; }
+  .wide tbody th { position: sticky; left: 0; background: var(--card); }
 }
 @media print {
   :root { color-scheme: light; --text: #000; --soft: #444; --page: #fff; --card: #fff; --line: #bbb; --link: #000;
     --reproduced: #116329; --differs: #7a4b00; --refuted: #a40e26; --not-run: #444; }
   body { font-size: 10pt; max-width: none; padding: 0; } nav, .up { display: none; } h2 { break-after: avoid; }
   article, figure, tr, .tiles li { break-inside: avoid; } .wide { overflow: visible; } .wide table { font-size: 7pt; }
-  details { display: none; } figure img { max-height: 7.5cm; } figure.tall img { max-height: 19cm; }
+  details { display: none; } figure img { max-height: 7.5cm; } figure.square img { max-height: 11cm; }
+  figure.tall img { max-height: 19cm; }
 }
 """
 
@@ -88,14 +90,19 @@ TERMS = {
     "A, B, C, D": "the blocks of a matrix [[A, C], [B, D]]; D is hidden, and wanted is B A⁺ C. "
     "A is d × n, D is d′ × n′, κ is the condition number of A.",
     "Update, η, γ": "one step of the paper's algorithm: A and B are conditioned with step size η, C and D moved with "
-    "γ, both scaled by ρ = 1/‖A‖². The paper's constants are η = 1/3, γ = 1.",
+    "γ, both scaled by ρ = 1/‖A‖². The paper's constants are η = 1/3, γ = 1; its networks have η = 1, γ = 1.92 over "
+    "the largest ‖A‖² of a batch.",
     "U, D, C-L, E": "the networks: unconstrained, distributed over machines, computation-limited (narrow heads), "
-    "and the one that estimates W = B A⁺.",
+    "and the one that estimates W = B A⁺. Elsewhere D is the block.",
+    "test error": "mean squared error of the predicted block. Median task: the median over tasks; mean task: the mean, "
+    "which a single task can dominate.",
     "W_QK, W_VP": "products of a layer's query and key, value and projection weights. The paper's form is "
     "W_QK = diag(a1 I, 0), W_VP = diag(a2 I, a3 I); then the layer is an Update with η ρ = −a1 a2, γ ρ = −a1 a3.",
+    "off the form": "‖W − form‖ / ‖W‖ for the nearest matrix of that form.",
     "matrices for scalars": "the same form with a general matrix in place of each multiple of I.",
     "α, diversity": "how different the machines' column spaces are: 1 if all are alike or all are orthogonal. It is "
-    "the smallest positive eigenvalue of the mean projector over the largest; the index is that eigenvalue itself.",
+    "the smallest positive eigenvalue of the mean projector over the largest, which fits the paper's values; the index "
+    "is that eigenvalue itself, the α of Theorem 2.",
     "averaging, mean projector": "the paper's way to combine machines, and ours: conjugate residuals on the mean "
     "of their projectors.",
     "plain, columns, deflation": "sketched steps with a fresh random sketch each (the paper's), with columns that take "
@@ -106,7 +113,7 @@ TERMS = {
 }
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], kind: str) -> str:
+def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], kind: str, caption: str = "") -> str:
     """Cells are HTML already. `kind` "stack" becomes a list on a phone, "wide" scrolls inside its own frame."""
     columns = list(columns)
     head = "".join(f'<th scope="col">{name}</th>' for name in columns)
@@ -116,7 +123,8 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], kind: str) -> s
         cells = zip(columns[1:], rest, strict=True)
         body += f'<tr><th scope="row">{first}</th>'
         body += "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells) + "</tr>\n"
-    inside = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+    caption = f"<caption>{caption}</caption>" if caption else ""
+    inside = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
     return f'<div class="{kind}">{inside}</div>'
 
 
@@ -146,14 +154,16 @@ def summary(records: list[Record]) -> str:
 
 
 def spread(record: Record) -> str:
+    number = lambda x: "not reached" if x is None else f"{x:.3g}"  # noqa: E731  JSON has no infinity
     named = {name.replace("_", " "): limits for name, limits in record["spread"].items()}
-    return "; ".join(f"{escape(name)}: {low:.3g} to {high:.3g}" for name, (low, high) in named.items())
+    return "; ".join(f"{escape(name)}: {number(low)} to {number(high)}" for name, (low, high) in named.items())
 
 
 def inlined(path: Path) -> str:
     caption, data = escape(report.CAPTIONS.get(path.stem, path.stem), quote=True), path.read_bytes()
     width, height = struct.unpack(">II", data[16:24])  # a PNG begins with a signature and this header
-    kind = ' class="tall"' if height > width else ""
+    kinds = {"tall": height > width, "square": 0.6 * width < height <= width, "small": width < 1000}
+    kind = f' class="{" ".join(name for name, holds in kinds.items() if holds)}"'
     image = f'<img alt="{caption}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
     return f"<figure{kind}>{image}<figcaption>{caption}</figcaption></figure>"
 
@@ -191,7 +201,8 @@ def article(record: Record, out: Path, shown: dict[str, str]) -> str:
     cells = record["numbers"].get("table")
     if cells:
         rows = [[escape(str(cell)) for cell in row] for row in cells["rows"]]
-        body += table([escape(name) for name in cells["columns"]], rows, "wide")
+        caption = escape(cells.get("caption", ""))
+        body += table([escape(name) for name in cells["columns"]], rows, "wide", caption)
     if record["rule"]:
         code = escape(record["rule_source"])
         body += f'<details class="soft"><summary>rule: {escape(record["rule"])}</summary><pre>{code}</pre></details>'
@@ -219,25 +230,32 @@ def sections(records: list[Record], out: Path) -> str:
 
 
 def runs(records: list[Record]) -> str:
-    """One row per experiment that was run: where its numbers come from."""
+    """One row per experiment that was run: where its numbers come from. What all have in common is said once."""
     found = {r["item"]: r for r in records if r["wall_seconds"] is not None}
-    rows = []
-    for item, r in found.items():
-        versions = " ".join(f"{name} {version}" for name, version in r["versions"].items())
-        elsewhere = f"{max(r['cores_busy_elsewhere'] or 0, 0):.1f} of them busy elsewhere"
-        machine = f"{r['processor'] or r['device']}, {r['cores']} cores, {elsewhere}"
-        cells = (item, f"{r['wall_seconds']:.0f} s", r["run_command"], machine, versions, r["git_revision"][:10])
-        rows.append([escape(cell) for cell in cells])
+    columns: dict[str, list[str]] = {
+        "experiment": list(found),
+        "wall time": [f"{r['wall_seconds']:.0f} s" for r in found.values()],
+        "date": [r["date"] for r in found.values()],
+        "cores busy elsewhere": [f"{max(r['cores_busy_elsewhere'] or 0, 0):.1f}" for r in found.values()],
+        "command": [r["run_command"] for r in found.values()],
+        "machine": [f"{r['processor'] or r['device']}, {r['cores']} cores" for r in found.values()],
+        "versions": [" ".join(f"{name} {v}" for name, v in r["versions"].items()) for r in found.values()],
+        "revision": [r["git_revision"][:10] for r in found.values()],
+    }
+    alike = [name for name, cells in list(columns.items())[4:] if len(set(cells)) == 1]
+    said = "".join(f"<br>{name}: {escape(columns.pop(name)[0])}" for name in alike)
     total = sum(r["wall_seconds"] for r in found.values())
-    columns = ("experiment", "wall time", "command", "machine", "versions", "revision")
-    return f"<p>{len(found)} experiments, {total / 60:.1f} minutes.</p>" + table(columns, rows, "stack")
+    about = "Experiments that measure no time run side by side, and are busy cores to each other."
+    rows = [map(escape, row) for row in zip(*columns.values(), strict=True)]
+    head = f"<p>{len(found)} experiments, {total / 60:.1f} minutes in all. {about}{said}</p>"
+    return head + table(columns, rows, "stack")
 
 
 def render(records: list[Record], out: Path) -> str:
     links = {
         "summary": "Summary",
-        **{letter: short for letter, (short, _) in GROUPS.items()},
         "terms": "Terms",
+        **{letter: short for letter, (short, _) in GROUPS.items()},
         "runs": "Runs",
     }
     nav = "".join(f'<a href="#{target}">{title}</a>' for target, title in links.items())
@@ -253,17 +271,18 @@ def render(records: list[Record], out: Path) -> str:
 <body>
 <h1>{PAPER}: a reproduction</h1>
 <p class="soft">Lutz, Gangrade, Daneshmand, Saligrama, 2025. Measured with eagle_jax.
-Every verdict comes from a rule in code, shown below each claim. Thick lines in figures are medians over runs, bands
-10 to 90 %, thin lines single runs, unless the caption says otherwise.</p>
+Every verdict comes from a rule in code, on screen below each claim; where the paper is contradicted, ERRATA.md of the
+repository says so. "10–90 %" are quantiles over runs, of three or more. Thick lines in figures are medians over runs,
+bands 10 to 90 %, thin lines single runs, unless the caption says otherwise.</p>
 <nav aria-label="Sections">{nav}</nav>
 <main>
 {f'<p role="note"><b>{claims.QUICK}</b></p>' if claims.is_quick(records) else ""}
 {tiles(records)}
 <h2 id="summary">Summary</h2>
 {summary(records)}
-{sections(records, out)}
 <h2 id="terms">What the letters mean</h2>
 <dl class="terms">{"".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in TERMS.items())}</dl>
+{sections(records, out)}
 <h2 id="runs">How it was run</h2>
 {runs(records)}
 </main>

@@ -18,6 +18,7 @@ METHODS = {
     "sgd": "#8C8C8C",
     "sketch_cg": "#009E73",
     "lsmr": "#7B5EA7",
+    "emergent": "#117733",
 }
 METHOD_NAMES = {
     "paper": "EAGLE, paper steps",
@@ -34,6 +35,7 @@ METHOD_NAMES = {
     "sgd": "SGD",
     "sketch_cg": "sketch-and-CG",
     "lsmr": "LSMR",
+    "emergent": "EAGLE, emergent steps",
 }
 NETWORKS = {"U": "#332288", "D": "#CC6677", "CL": "#999933", "E": "#AA4499", "U8": "#88CCEE"}
 NETWORK_NAMES = {

@@ -256,7 +256,8 @@ def run(cfg: Config) -> common.Results:
 
 
 def define_flag() -> None:
-    flags.DEFINE_string("matrix_dir", None, f"Folder of .mtx or .mtx.gz files, for R1: {', '.join(WANTED)}.")
+    where = f"{', '.join(WANTED)}, at https://sparse.tamu.edu"
+    flags.DEFINE_string("matrix_dir", None, f"Folder of .mtx or .mtx.gz files, for R1; the paper's are {where}.")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ REPRODUCED, DIFFERS, REFUTED, NOT_RUN = "reproduced", "differs", "refuted", "not
 
 
 class Finding(NamedTuple):
-    """What a rule says. `numbers["table"]`, {"columns": [...], "rows": [[...]]}, is shown as a table in the report.
+    """What a rule says. `numbers["table"]`, {"columns": [...], "rows": [[...]], "caption": "..."}, is shown as a table.
 
     `brief` is `measured` for a table's cell, where that is too long for one.
     """
@@ -37,4 +37,7 @@ def listed(values) -> str:
 
 
 def spread_of(**values) -> dict[str, list[float]]:
-    return {name: np.nanpercentile(v, [10, 90]).tolist() for name, v in values.items() if np.isfinite(v).any()}
+    """10 and 90 % quantiles; infinite where NaN, "not reached", is that frequent. Fewer than three values have none."""
+    rows = {name: np.ravel(v) for name, v in values.items() if np.size(v) >= 3}
+    rows = {name: np.where(np.isnan(v), np.inf, v) for name, v in rows.items() if np.isfinite(v).any()}
+    return {name: np.percentile(v, [10, 90], method="nearest").tolist() for name, v in rows.items()}

@@ -337,6 +337,12 @@ def test_modules_define_flags_only_when_run():
     assert not [module for module in flags.FLAGS.flags_by_module_dict() if module.startswith("experiments.")]
 
 
+def test_results_do_not_depend_on_rules_and_figures():
+    for module in reproduce.EXPERIMENTS:
+        sources = common._with_imports(module.ITEM, set())
+        assert "common" in sources and not {"claims", "report", "page", "palette", "solver_claims"} & sources
+
+
 def test_only_the_same_config_and_source_count_as_done(tmp_path):
     cfg = stopping.Config(runs=1)
     assert not common.is_current(tmp_path, "stopping", cfg)

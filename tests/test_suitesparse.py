@@ -90,6 +90,20 @@ def test_run_verdict_and_figure(folder, tmp_path):
     assert other.verdict == claims.NOT_RUN and "Maragal_5" in other.measured
 
 
+def test_only_the_papers_matrices_decide():
+    """EAGLE is the fastest on Maragal_4, and does not get there on another matrix."""
+    seconds = np.ones((2, 2, 5))
+    seconds[0, :, 0], seconds[1, :, :2] = 0.5, np.nan
+    names = {"names": ["Maragal_4", "other"], "methods": list(suitesparse.METHODS), "skipped": []}
+    r = {name: np.array(value) for name, value in names.items()} | {"seconds": seconds, "rank": np.ones(2)}
+    r |= {"error": np.full((2, 2, 5), np.nan), "kappa": np.ones(2), "shapes": np.ones((2, 2), int)}
+    finding = solver_claims.real_matrices(r)
+    assert finding.verdict == claims.REPRODUCED and finding.runs == 1
+    assert finding.numbers["table"]["rows"][1][4] == "missed / missed"
+    turned = r | {"names": np.array(["other", "Maragal_4"])}
+    assert solver_claims.real_matrices(turned).verdict == claims.REFUTED
+
+
 def test_without_matrices_the_claim_names_them(tmp_path):
     (record,) = [c for c in claims.judge(tmp_path) if c["id"] == "R1"]
     assert all(f"{name}.mtx" in record["reason"] for name in suitesparse.WANTED) and "--matrix_dir" in record["reason"]
