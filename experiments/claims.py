@@ -109,8 +109,16 @@ CLAIMS = (
     ),
     Claim("D2", "rounds grow like 1/alpha", "linear", "diversity", "d2_alpha", regimes.inverse_alpha),
     Claim("D3", "GD needs more rounds", "10-100x", "diversity", "d2_alpha", regimes.against_distributed_gd),
-    Claim("D4", "floats per round", "(d+d')n'", "diversity", "", regimes.floats_per_round),
-    Claim("D5", "freezing A, B: same rounds, less time", "less time", "diversity", "", regimes.freezing, timed=True),
+    Claim("D4", "floats per round", "(d+d')n'", "diversity", "d5_freezing", regimes.floats_per_round),
+    Claim(
+        "D5",
+        "freezing A, B: same rounds, less time",
+        "less time",
+        "diversity",
+        "d5_freezing",
+        regimes.freezing,
+        timed=True,
+    ),
     Claim("D6", "CG is unavailable to machines", "no number", "diversity", "d2_alpha", regimes.cg_unavailable),
     *(
         Claim(id, statement, paper, "sketching", figure, rule, timed, least=("n", 240))
@@ -142,9 +150,10 @@ BUSY = 0.25
 
 def _about_run(about: dict[str, Any]) -> dict[str, Any]:
     """What a number depends on beside the rule."""
-    names = ("config", "date", "wall_seconds", "versions", "device", "processor", "cores", "load_average")
+    names = ("preset", "config", "date", "wall_seconds", "versions", "device", "processor", "cores", "load_average")
     found = {name: about.get(name) for name in (*names, "cores_busy_elsewhere", "git_revision")}
-    return {"runs": about["config"].get("runs"), "run_command": about["command"]} | found
+    stale = about["source_digest"] != common.source_digest(about["item"])
+    return {"runs": about["config"].get("runs"), "run_command": about["command"], "stale": stale} | found
 
 
 def _undecided(claim: Claim, about: dict[str, Any]) -> str:
@@ -152,30 +161,38 @@ def _undecided(claim: Claim, about: dict[str, Any]) -> str:
     if claim.least and about["config"][claim.least[0]] < claim.least[1]:
         name, size = claim.least
         return f"ran with {name} = {about['config'][name]}; the claim is about {size}"
-    busy = about.get("cores_busy_elsewhere", 0)
-    if claim.timed and busy > BUSY:
+    busy = about["cores_busy_elsewhere"]
+    if claim.timed and not busy <= BUSY:  # NaN where nobody tells
         return f"other programs used {busy:.1f} of {about['cores']} cores while it was timed; run it again"
     return ""
+
+
+def _figure(claim: Claim, out: Path) -> str | None:
+    """Its file, if it has been drawn since the results were stored."""
+    path, results = out / "figures" / f"{claim.figure}.png", out / f"{claim.item}.npz"
+    drawn = path.exists() and results.exists() and path.stat().st_mtime >= results.stat().st_mtime
+    return f"figures/{path.name}" if drawn else None
 
 
 def _judged(claim: Claim, out: Path) -> dict[str, Any]:
     record: dict[str, Any] = {name: getattr(claim, name) for name in ("statement", "paper", "item")}
     record["command"] = f"python -m experiments.{claim.item}" + claim.flags
-    figure = f"figures/{claim.figure}.png"
-    record["figure"] = figure if claim.figure and (out / figure).exists() else None
+    record["figure"] = _figure(claim, out)
     source = Path(inspect.getsourcefile(claim.rule) or "").relative_to(common.ROOT)
     record["rule"] = f"{source}:{claim.rule.__name__}"
     record["rule_source"] = inspect.getsource(claim.rule)
     if not common.stored(out, claim.item):
         return record | {"verdict": NOT_RUN, "reason": claim.missing or f"no results; run {record['command']}"}
     results, about = common.load(out, claim.item)
+    record |= _about_run(about)
     try:
         finding = claim.rule(results)
-    except KeyError as error:
-        return record | {"verdict": NOT_RUN, "reason": f"stored results of other code lack {error}; run it again"}
+    except Exception as error:  # results of other code, or degenerate ones: no reason to lose the other verdicts
+        cause = f"{type(error).__name__}: {error}"
+        return record | {"verdict": NOT_RUN, "reason": f"stored results cannot be judged ({cause}); run it again"}
     if reason := _undecided(claim, about):
         finding = finding._replace(verdict=NOT_RUN, measured=f"{reason} (there: {finding.measured})", brief=reason)
-    record |= _about_run(about) | {name: value for name, value in finding._asdict().items() if value is not None}
+    record |= {name: value for name, value in finding._asdict().items() if value is not None}
     record["brief"] = finding.brief or finding.measured
     if record["verdict"] == NOT_RUN:
         record["reason"] = record.pop("measured")
@@ -187,9 +204,10 @@ def _unjudged(entry: Entry) -> dict[str, Any]:
 
 
 def is_quick(records: list[dict[str, Any]]) -> bool:
-    return any("--preset=quick" in r["run_command"] for r in records)
+    return any(r["preset"] == "quick" for r in records)
 
 
+STALE = "results of other code than this; make reproduce runs them again."
 QUICK = "Results of the quick preset: small sizes and few runs, for a first look. Other presets may judge otherwise."
 
 
@@ -206,6 +224,8 @@ def judge(out: Path) -> list[dict[str, Any]]:
         "numbers": {},
         "spread": {},
         "wall_seconds": None,
+        "preset": "",
+        "stale": False,
     }
     records = []
     for entry in LEDGER:
@@ -248,6 +268,8 @@ def print_table(records: list[dict[str, Any]]) -> None:
     common.console.print(", ".join(f"{n} {name}" for name, n in counts.items()), highlight=False)
     if is_quick(records):
         common.console.print(QUICK)
+    if stale := sorted({r["item"] for r in records if r["stale"]}):
+        common.console.print(f"{', '.join(stale)}: {STALE}")
 
 
 def print_verdicts(out: Path, item: str) -> None:

@@ -17,7 +17,6 @@ import platform
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -254,8 +253,9 @@ def save(
     command: str,
     digest: str,
     elsewhere: float = 0,
+    preset: str = "",
 ) -> None:
-    """`elsewhere`: how many cores other programs used meanwhile. A file is whole or not there."""
+    """`elsewhere`: how many cores other programs used meanwhile. A file is whole or not there, and knows its other."""
     arrays = {name: np.asarray(value) for name, value in results.items()}
     bad = [name for name, value in arrays.items() if value.dtype.hasobject]
     if bad:
@@ -263,6 +263,7 @@ def save(
     about = {
         "item": item,
         "command": command,
+        "preset": preset,
         "config": as_json(cfg),
         "seed": cfg.seed,
         **provenance(),
@@ -272,12 +273,18 @@ def save(
         "arrays": {name: {"shape": value.shape, "dtype": str(value.dtype)} for name, value in arrays.items()},
     }
     out.mkdir(parents=True, exist_ok=True)
-    unfinished = out / f".{item}.unfinished"
+    unfinished = out / f".{item}.{os.getpid()}.unfinished"
     with unfinished.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
+    about["arrays_sha256"] = sha256(unfinished)
     unfinished.replace(out / f"{item}.npz")
     unfinished.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(out / f"{item}.json")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load(out: Path, item: str) -> tuple[Results, dict[str, Any]]:
@@ -287,12 +294,11 @@ def load(out: Path, item: str) -> tuple[Results, dict[str, Any]]:
 
 
 def stored(out: Path, item: str) -> bool:
-    """Whether there are results that can be read."""
+    """Whether there are results, and both files are of the same run."""
     try:
         about = json.loads((out / f"{item}.json").read_text(encoding="utf-8"))
-        with np.load(out / f"{item}.npz", allow_pickle=False) as arrays:
-            return set(arrays.files) == set(about["arrays"])
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        return about["arrays_sha256"] == sha256(out / f"{item}.npz")
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
@@ -304,13 +310,13 @@ def is_current(out: Path, item: str, cfg: Any) -> bool:
     return about["config"] == as_json(cfg) and about["source_digest"] == source_digest(item)
 
 
-def run_and_save(out: Path, item: str, run: Callable[[Any], Results], cfg: Any, command: str) -> float:
+def run_and_save(out: Path, item: str, run: Callable[[Any], Results], cfg: Any, command: str, preset: str) -> float:
     # taken first: the source may be edited while the run goes on
     digest = source_digest(item)
     start, elsewhere = time.perf_counter(), cpu_seconds_elsewhere()
     results = run(cfg)
     wall = time.perf_counter() - start
-    save(out, item, cfg, results, wall, command, digest, (cpu_seconds_elsewhere() - elsewhere) / wall)
+    save(out, item, cfg, results, wall, command, digest, (cpu_seconds_elsewhere() - elsewhere) / wall, preset)
     return wall
 
 
@@ -390,7 +396,7 @@ def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any],
             raise app.UsageError(f"this experiment needs {'; '.join(missing)}")
         cfg = configured(cfg, **given)
         command = f"python -m experiments.{item} " + " ".join(sys.argv[1:])
-        wall = run_and_save(out, item, run, cfg, command.strip())
+        wall = run_and_save(out, item, run, cfg, command.strip(), flags.FLAGS.preset)
         # By name, since results do not depend on the rules (`source_digest`), and the rules import this module.
         importlib.import_module("experiments.claims").print_verdicts(out, item)
         console.print(f"{item}: {wall:.1f} s, wrote {out / item}.npz and .json; make report draws its figures")

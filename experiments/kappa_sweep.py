@@ -114,8 +114,7 @@ def run(cfg: Config) -> common.Results:
         steps = common.nan_unless_reached(results[f"steps_{name}"])
         results[f"slope_{name}"] = slope_per_log_kappa(results["kappas"], steps)
     results["slope_theory"] = 2 / math.log(9 / 4)
-    results["cg_over_paper"] = common.nan_unless_reached(results["steps_cg"]) / results["steps_paper"]
-    return results
+    return results | {"cg_cap": cfg.cg_cap}
 
 
 def main() -> None:

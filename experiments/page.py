@@ -188,6 +188,8 @@ def facts(record: Record) -> list[tuple[str, str]]:
         found.append(("10–90 %", spread(record)))
     if record["runs"]:
         found.append(("runs", f"{record['runs']}, experiment of {record['wall_seconds']:.0f} s"))
+    if record["stale"]:
+        found.append(("note", claims.STALE))
     if record["command"]:
         found.append(("command", f"<code>{escape(record['command'])}</code>"))
     return found

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from absl import app
+
 from experiments import claims, common
 
 PATH = common.ROOT / "README.md"
@@ -48,6 +50,9 @@ def main() -> None:
     def write(out: Path) -> None:
         path, _ = claims.write(out)
         records = json.loads(path.read_text(encoding="utf-8"))
+        unfit = sorted({r["item"] for r in records if r["id"] != "R1" and (r["preset"] != "default" or r["stale"])})
+        if unfit:
+            raise app.UsageError(f"{', '.join(unfit)} in {out}: expected results of the default preset and this code")
         PATH.write_text(rewritten(PATH.read_text(encoding="utf-8"), records), encoding="utf-8")
         common.console.print(f"wrote {PATH}")
 

@@ -58,6 +58,8 @@ def against_distributed_gd(r: common.Results) -> Finding:
     bound = "at least " if cut.any() else ""
     text = brief = f"GD / EAGLE rounds to 1e-6: {bound}{listed(ratio)} at alpha = {listed(r['alphas'])}"
     text += f"; lower bounds in {int(cut.sum())} of {cut.size} runs, where GD was cut off at {cap}" if cut.any() else ""
+    if np.isnan(ratio).any() or (cut.any() and not (ratio > 100).any()):
+        return Finding(NOT_RUN, f"{text}: too few rounds to decide", {"ratio": ratio.tolist()})
     within = bool(((ratio >= 10) & (ratio <= 100)).all()) and not cut.any()
     verdict = _verdict(within, DIFFERS if (ratio > 1).all() else REFUTED)
     spread = spread_of(**{f"ratio at alpha = {alpha:.3g}": x for alpha, x in zip(r["alphas"], ratios, strict=True)})
@@ -91,8 +93,9 @@ def freezing(r: common.Results) -> Finding:
 
 
 def cg_unavailable(r: common.Results) -> Finding:
+    """One alpha at which CG gets there refutes it; CG cut off everywhere decides nothing."""
     cg, eagle, krylov = (_median_rounds(r, m) for m in ("cg", "averaging", "krylov"))
-    verdict = _verdict(not np.isfinite(cg).any(), REFUTED)
+    verdict = REFUTED if np.isfinite(cg).any() else NOT_RUN
     text = (
         f"matrix-free CG, one d x d' sum a round, takes {listed(cg)} rounds to 1e-6 at alpha = {listed(r['alphas'])}; "
         f"averaging {listed(eagle)}, mean projector {listed(krylov)}"

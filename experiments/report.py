@@ -5,6 +5,7 @@
 Lines are medians over runs, bands 10 to 90 %. A method has the same colour in every figure.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -292,6 +293,26 @@ def alpha_sweep(r: common.Results) -> Figure:
     return figure
 
 
+def freezing(r: common.Results) -> Figure:
+    figure, (rounds, times, floats) = plt.subplots(1, 3, figsize=(7.2, 2.6))
+    x = 1 / r["freeze_alphas"]
+    rounds.plot(
+        x, r["freeze_rounds"][:, 0], "o-", ms=4, color=COLOURS["averaging"], label="A, B updated in every round"
+    )
+    rounds.plot(x, r["freeze_rounds"][:, 1], "x", ms=6, color="#222222", label="frozen once conditioned")
+    rounds.set(xscale="log", yscale="log", xlabel="1/α", title="rounds to 1e-10")
+    ratio = r["freeze_seconds"][:, 1] / r["freeze_seconds"][:, 0]
+    times.plot(x, np.median(ratio, axis=-1), "o-", ms=4, color=COLOURS["averaging"])
+    times.fill_between(x, ratio.min(-1), ratio.max(-1), color=COLOURS["averaging"], alpha=0.18, linewidth=0)
+    times.set(xscale="log", xlabel="1/α", ylim=(0, 1.05), title="time, frozen / not\n(band: all repeats)")
+    top = 1.15 * float(r["floats_expected"].max())
+    floats.plot([0, top], [0, top], color="#999999", lw=0.9, ls=":")
+    floats.plot(r["floats_expected"], r["floats"], "o", ms=5, color=COLOURS["averaging"])
+    floats.set(xlabel="(d + d′) n′", xlim=(0, top), ylim=(0, top), title="floats a round\nin the compiled program")
+    figure.legend(*rounds.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
 def sketches(r: common.Results) -> Figure:
     figure, axes = plt.subplots(1, len(r["widths"]), figsize=(7.2, 2.8), sharey=True)
     for i, (ax, width) in enumerate(zip(axes, r["widths"], strict=True)):
@@ -366,6 +387,7 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "n11_error_map": ("error_map", error_map),
     "d1_machines": ("diversity", machines),
     "d2_alpha": ("diversity", alpha_sweep),
+    "d5_freezing": ("diversity", freezing),
     "s1_sketches": ("sketching", sketches),
     "s2_times": ("sketching", sketch_times),
     "r1_suitesparse": ("suitesparse", suitesparse),
@@ -394,6 +416,7 @@ CAPTIONS = {
         "Error of D by round at two diversities (one problem each), and rounds to 1e-6 against 1/alpha; no point "
         "where a run does not get there."
     ),
+    "d5_freezing": "Freezing A and B: rounds and time against 1/alpha; and what a round sends, at three sizes.",
     "s1_sketches": (
         "Error of D against the round for four widths r of the sketch, at the smaller kappa. Curves go on after the "
         "solver would stop."
@@ -405,21 +428,31 @@ CAPTIONS = {
 FORMATS = {"png": {"dpi": 200}, "pdf": {}}
 
 
-def draw(out: Path, name: str) -> Path:
+def draw(out: Path, name: str) -> Path | None:
+    """None, with a word on the cause, if the stored results do not make this figure."""
     item, figure_of = FIGURES[name]
-    with plt.rc_context(STYLE):
-        figure = figure_of(common.load(out, item)[0])
-        for suffix, options in FORMATS.items():
-            figure.savefig(out / "figures" / f"{name}.{suffix}", **options)
-        plt.close(figure)
-    return out / "figures" / f"{name}.png"
+    paths = {suffix: out / "figures" / f"{name}.{suffix}" for suffix in FORMATS}
+    try:
+        with plt.rc_context(STYLE):
+            figure = figure_of(common.load(out, item)[0])
+            for suffix, options in FORMATS.items():
+                figure.savefig(paths[suffix], **options)
+    except Exception as error:  # results of other code, or degenerate ones: the other figures are still wanted
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+        print(f"figure {name} cannot be drawn ({type(error).__name__}: {error}); run {item} again", file=sys.stderr)
+        return None
+    finally:
+        plt.close("all")
+    return paths["png"]
 
 
-def draw_all(out: Path, apply: Callable[..., Iterable[Path]] = map) -> list[Path]:
+def draw_all(out: Path, apply: Callable[..., Iterable[Path | None]] = map) -> list[Path]:
     """Every figure whose results are stored; `apply` may be the map of a pool of processes."""
     (out / "figures").mkdir(parents=True, exist_ok=True)
     stored = {item for item in {item for item, _ in FIGURES.values()} if common.stored(out, item)}
-    return list(apply(partial(draw, out), [name for name, (item, _) in FIGURES.items() if item in stored]))
+    names = [name for name, (item, _) in FIGURES.items() if item in stored]
+    return [path for path in apply(partial(draw, out), names) if path]
 
 
 def main() -> None:

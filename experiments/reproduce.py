@@ -17,8 +17,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import jax
@@ -59,7 +60,7 @@ def _say(text: str) -> None:
 def _configured(preset: str, seed: int | None, matrix_dir: str | None) -> list[tuple[Any, Any]]:
     """(experiment, its configuration) for everything that can run."""
     pairs = [(experiment, experiment.PRESETS[preset]) for experiment in EXPERIMENTS]
-    if matrix_dir:
+    if matrix_dir is not None:
         pairs.insert(0, (suitesparse, common.configured(suitesparse.PRESETS[preset], matrix_dir=matrix_dir)))
     return pairs if seed is None else [(e, common.configured(cfg, seed=seed)) for e, cfg in pairs]
 
@@ -85,7 +86,7 @@ def run_all(preset: str, out: Path, seed: int | None, matrix_dir: str | None, po
         whole = display.add_task("experiments", total=len(pairs))
         for i, (experiment, cfg) in enumerate(pairs, 1):
             label = f"[{i}/{len(pairs)}] {experiment.ITEM}"
-            arguments = (out, experiment.ITEM, experiment.run, cfg, command)
+            arguments = (out, experiment.ITEM, experiment.run, cfg, command, preset)
             if common.is_current(out, experiment.ITEM, cfg):
                 _say(f"{label}: stored results are current")
                 display.advance(whole)
@@ -116,10 +117,19 @@ def _processes(jobs: int, quick: bool) -> Iterator[Executor | None]:
 
 
 def _start_worker(quick: bool) -> None:
+    Thread(target=_end_with_parent, daemon=True).start()
     jax.config.update("jax_enable_x64", True)
     # Programs of a quick look run for a moment: to optimise them takes longer. Nothing is timed here.
     jax.config.update("jax_disable_most_optimizations", quick)
     common.console.quiet = True  # the display belongs to the main process
+
+
+def _end_with_parent() -> None:
+    """However the main process ended: by Ctrl-C it does not wait, and nobody else would stop its workers."""
+    parent = parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)
 
 
 def conclude(out: Path, pool: Executor | None = None) -> list[Path]:

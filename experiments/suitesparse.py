@@ -53,11 +53,11 @@ class Config:
     timing: float = 20.0  # seconds for the repetitions of one matrix and target
     runs: int = 1  # the matrices are given
     seed: int = 0  # of the rows that LSMR gets
-    matrices: tuple[str, ...] = ()  # names and sizes of the files: results are not reused when they change
+    matrices: tuple[str, ...] = ()  # names and digests of the files: results are not reused when they change
 
     def __post_init__(self):
         if self.matrix_dir:
-            found = tuple(f"{name_of(path)}, {path.stat().st_size} bytes" for path in files(self.matrix_dir))
+            found = tuple(f"{name_of(path)}, {common.sha256(path)[:16]}" for path in files(self.matrix_dir))
             object.__setattr__(self, "matrices", found)
 
 
@@ -76,7 +76,8 @@ def files(folder: str | Path) -> list[Path]:
             f"matrix_dir={folder}: no .mtx or .mtx.gz file there or below; the paper's are {', '.join(WANTED)}, at "
             "https://sparse.tamu.edu"
         )
-    return found
+    # NAME.mtx beside NAME.mtx.gz is one matrix
+    return list({name_of(path): path for path in reversed(found)}.values())[::-1]
 
 
 def name_of(path: Path) -> str:
@@ -229,21 +230,34 @@ def measure(p: Problem, cfg: Config) -> dict[str, np.ndarray]:
     return results | {"kappa": kappa, "rank": np.array(len(p.A)), "accurate": np.array(accurate), "status": status}
 
 
+def read(path: Path, most_entries: int) -> tuple[tuple[int, int], Problem | str]:
+    """Its size, and the problem made of it or why there is none."""
+    try:
+        rows, columns, _, _, field, _ = scipy.io.mminfo(path)
+        shape = int(rows), int(columns)
+        if math.prod(shape) > most_entries:
+            return shape, "larger than this preset takes"
+        if field == "complex":
+            return shape, "complex"
+        X = scipy.sparse.csr_matrix(scipy.io.mmread(path)).toarray().astype(np.float64)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a Matrix Market file: {error}; mend or remove it") from error
+    if not np.isfinite(X).all():
+        raise ValueError(f"{path} has entries that are not finite; mend or remove it")
+    if not X.any():
+        return shape, "zero"
+    problem = full_rank_block(X / np.abs(X).max())
+    if problem is None:
+        return shape, "square and nonsingular"
+    return shape, problem if problem.B.any() else "its dependent rows are zero"
+
+
 def run(cfg: Config) -> common.Results:
     rows, names, shapes, skipped = [], [], [], []
     for path in common.track(files(cfg.matrix_dir), "R1 SuiteSparse"):
-        try:
-            shape = tuple(map(int, scipy.io.mminfo(path)[:2]))
-            small = math.prod(shape) <= cfg.most_entries
-            X = scipy.sparse.csr_matrix(scipy.io.mmread(path) if small else (0, 0))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is not a Matrix Market file: {error}; mend or remove it") from error
-        if not small:
-            skipped.append(f"{name_of(path)} (larger than this preset takes)")
-            continue
-        problem = full_rank_block(X.toarray().astype(np.float64))
-        if problem is None:
-            skipped.append(f"{name_of(path)} (square and nonsingular)")
+        shape, problem = read(path, cfg.most_entries)
+        if isinstance(problem, str):
+            skipped.append(f"{name_of(path)} ({problem})")
             continue
         rows.append(measure(problem, cfg))
         names.append(name_of(path))
@@ -258,6 +272,7 @@ def run(cfg: Config) -> common.Results:
 def define_flag() -> None:
     where = f"{', '.join(WANTED)}, at https://sparse.tamu.edu"
     flags.DEFINE_string("matrix_dir", None, f"Folder of .mtx or .mtx.gz files, for R1; the paper's are {where}.")
+    flags.register_validator("matrix_dir", lambda folder: folder != "", "is empty; expected a folder")
 
 
 def main() -> None:

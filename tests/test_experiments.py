@@ -1,8 +1,10 @@
 """Each experiment run tiny: shapes, one property that matters; and the rules that give verdicts."""
 
 import dataclasses
+import html
 import importlib
 import json
+import os
 from pathlib import Path
 
 import jax
@@ -24,6 +26,7 @@ from experiments import (
     initialisation,
     kappa_sweep,
     ledger,
+    page,
     ranks,
     regime_claims,
     report,
@@ -34,6 +37,7 @@ from experiments import (
     step_sizes,
     stopping,
     transfer,
+    verdicts,
 )
 from tests.helpers import stopping_results
 
@@ -321,7 +325,7 @@ def test_results_survive_storage_and_become_verdicts_and_figures(left_out, tiny,
     # some claims are about a size, which a smaller run cannot decide; E claims need networks that may not be shipped
     run = {module.ITEM for module in modules}
     unrun = {c.id for c in claims.CLAIMS if c.item not in run or c.least}
-    assert unrun <= not_run <= {*unrun, "E6", "E9", "E13", "E14"}
+    assert unrun <= not_run <= {*unrun, "E6", "E9", "E13", "E14", "D3"}  # GD is cut off
     judged = [r for r in records if r["verdict"] != claims.NOT_RUN]
     assert all(r["brief"] and len(r["brief"]) <= 160 and r["runs"] for r in judged)
     written = report.draw_all(tmp_path)
@@ -421,7 +425,32 @@ def test_claims_without_results_are_not_run_with_a_reason(tmp_path):
 def test_results_of_other_code_are_not_judged(tmp_path):
     common.save(tmp_path, "convergence", TINY["convergence"], {"old": 1.0}, 0.1, "test", "digest")
     (record,) = [r for r in claims.judge(tmp_path) if r["id"] == "N1"]
-    assert record["verdict"] == claims.NOT_RUN and "order" in record["reason"]
+    assert record["verdict"] == claims.NOT_RUN and "order" in record["reason"] and record["stale"]
+    page.write(tmp_path.joinpath(claims.write(tmp_path)[0]).parent)
+    assert html.escape(claims.STALE) in (tmp_path / "report.html").read_text(encoding="utf-8")
+    # the figure cannot be drawn either, and takes its older version along
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "n1_convergence.png").touch()
+    assert report.draw_all(tmp_path) == [] and not (tmp_path / "figures" / "n1_convergence.png").exists()
+
+
+def test_arrays_of_another_run_are_no_results(tmp_path):
+    """As after a kill between the two files."""
+    cfg = stopping.Config(runs=2)
+    for value in (1.0, 2.0):
+        common.save(tmp_path / f"{value}", "stopping", cfg, {"x": value}, 0.1, "test", "digest")
+        assert common.stored(tmp_path / f"{value}", "stopping")
+    (tmp_path / "1.0" / "stopping.npz").replace(tmp_path / "2.0" / "stopping.npz")
+    assert not common.stored(tmp_path / "2.0", "stopping")
+
+
+def test_a_figure_older_than_its_results_is_not_shown(tmp_path):
+    common.save(tmp_path, "stopping", stopping.Config(runs=2), stopping_results(), 0.1, "test", "digest")
+    report.draw_all(tmp_path)
+    shown = lambda: next(r for r in claims.judge(tmp_path) if r["id"] == "N10")["figure"]  # noqa: E731
+    assert shown() == "figures/n10_stopping.png"
+    os.utime(tmp_path / "figures" / "n10_stopping.png", (0, 0))
+    assert shown() is None
 
 
 def rank_results(eagle: float, cg_last: float) -> common.Results:
@@ -438,7 +467,13 @@ def rank_results(eagle: float, cg_last: float) -> common.Results:
 
 @pytest.mark.parametrize(
     ("eagle", "cg_last", "verdict"),
-    [(1e-14, 1.0, "reproduced"), (1e-14, 1e-13, "differs"), (1e-3, 1.0, "refuted")],
+    [
+        (1e-14, 1.0, "reproduced"),
+        (1e-14, 1e-13, "differs"),
+        (1e-3, 1.0, "refuted"),
+        (np.nan, 1.0, "refuted"),
+        (1e-14, np.nan, "reproduced"),
+    ],
 )
 def test_rank_rule(eagle, cg_last, verdict):
     assert solver_claims.small_ranks(rank_results(eagle, cg_last)).verdict == verdict
@@ -451,8 +486,41 @@ def test_order_rule(order, verdict):
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(120.0, "reproduced"), (450.0, "differs"), (0.5, "refuted")])
 def test_cg_rule(ratio, verdict):
-    results = {"kappas": np.array([1e2, 1e4]), "cg_over_paper": np.array([[1.0, 1.0], [ratio, ratio]])}
+    results = {"kappas": np.array([1e2, 1e4]), "steps_paper": np.full((2, 3), 20), "cg_cap": 10**5}
+    results["steps_cg"] = np.array([[20] * 3, [ratio * 20] * 3])
     assert solver_claims.against_cg(results).verdict == verdict
+
+
+def test_what_was_cut_off_is_a_bound_or_decides_nothing():
+    missed = common.NOT_REACHED
+    r = {"kappas": np.array([1e4]), "steps_paper": np.full((1, 3), 20), "steps_cg": np.array([[400, missed, missed]])}
+    assert solver_claims.against_cg(r | {"cg_cap": 4000}).verdict == claims.NOT_RUN
+    finding = solver_claims.against_cg(r | {"cg_cap": 10**5})
+    assert finding.verdict == "differs" and "at least 5000x" in finding.measured
+    assert solver_claims.against_cg(r | {"cg_cap": 10**5, "steps_paper": np.full((1, 3), missed)}).verdict == "not run"
+    # alphas x runs x methods
+    rounds = np.stack([np.full((3, 2, 1), n) for n in (10, 3, missed, missed)], axis=2)[..., 0]
+    d = {"rounds": rounds, "methods": np.array(diversity.METHODS), "alphas": np.array([1.0, 0.5, 0.1])}
+    d |= {"index": np.array([[1.0, 1.0], [0.5, 0.5], [0.1, 0.1]])}
+    for cap, verdict in ((500, claims.NOT_RUN), (5000, "differs")):
+        assert regime_claims.against_distributed_gd(d | {"caps": np.array([9, 9, 9, cap])}).verdict == verdict
+    assert regime_claims.cg_unavailable(d).verdict == claims.NOT_RUN
+    none = d | {"rounds": np.full_like(rounds, missed)}
+    assert regime_claims.inverse_alpha(none).verdict == "differs"
+    with_cg = rounds.copy()
+    with_cg[0, :, 2] = 40
+    assert regime_claims.cg_unavailable(d | {"rounds": with_cg}).verdict == "refuted"
+
+
+def test_a_rule_that_never_stops_does_not_suffice():
+    r = stopping_results()
+    r["stop_error"] = np.full_like(r["stop_error"], np.nan)
+    assert solver_claims.stopping(r).verdict == "refuted"
+
+
+def test_spreads_need_three_runs_and_know_what_was_not_reached():
+    assert verdicts.spread_of(few=[1.0, 2.0], none=[np.nan] * 3) == {}
+    assert verdicts.spread_of(x=[1.0, 2.0, 3.0, np.nan]) == {"x": [1.0, np.inf]}
 
 
 @pytest.mark.parametrize(("excess", "verdict"), [(2.0, "reproduced"), (50.0, "differs")])

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import time
 import types
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -81,7 +83,7 @@ def test_a_seed_and_a_folder_reach_the_configurations(tmp_path):
     (tmp_path / "a.mtx").touch()
     pairs = reproduce._configured("quick", 7, str(tmp_path))
     assert {cfg.seed for _, cfg in pairs} == {7}
-    assert pairs[0][0] is suitesparse and pairs[0][1].matrices == ("a, 0 bytes",)
+    assert pairs[0][0] is suitesparse and pairs[0][1].matrices[0].startswith("a, ")
     assert suitesparse not in [experiment for experiment, _ in reproduce._configured("quick", None, None)]
 
 
@@ -97,6 +99,33 @@ def test_loops_inside_are_lines_of_the_same_display(monkeypatch):
         assert lines == [["experiments", "outer", "inner"]] * 6
         assert [task.description for task in display.tasks] == ["experiments"] and display.finished
     assert list(common.track(range(3), "alone")) == [0, 1, 2]
+
+
+WAIT = """
+import time
+from experiments import reproduce
+if __name__ == "__main__":
+    with reproduce._processes(2, True) as pool:
+        print(pool.submit(reproduce.os.getpid).result(), flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_main_process_however_it_ends(tmp_path):
+    (tmp_path / "wait.py").write_text(WAIT)
+    main = subprocess.Popen([sys.executable, tmp_path / "wait.py"], stdout=subprocess.PIPE, text=True, cwd=common.ROOT)
+    assert main.stdout
+    worker = Path(f"/proc/{main.stdout.readline().strip()}")
+    assert worker.exists()
+    main.kill()
+    main.wait()
+    for _ in range(100):
+        # a zombie has ended; nobody may be there to collect it
+        if not worker.exists() or "(zombie)" in (worker / "status").read_text():
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker has outlived the main process by 10 s")
 
 
 @pytest.mark.slow
