@@ -295,8 +295,8 @@ def spikes(config: TrainConfig, losses: np.ndarray, window: int = 201) -> list[d
 
     The batches are drawn again: a step's tasks depend on the seed and the step alone.
     """
-    padded = np.pad(losses, window // 2, mode="edge")
-    medians = np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, window), axis=-1)
+    padded = np.pad(np.where(np.isnan(losses), np.inf, losses), window // 2, mode="edge")
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=-1)
     found = np.flatnonzero(~(losses <= SPIKE * medians) & np.isfinite(medians))  # not where a run fails throughout
     key = init(config).key
     short = lambda x: float(f"{x:.4g}")  # noqa: E731  there may be thousands, and they are shipped with the weights

@@ -101,6 +101,8 @@ def train(config: TrainConfig, out: pathlib.Path, progress: Progress, stop, mesh
     if not run.done:
         progress.console.print(f"{name}: stopped and saved at step {run.step}; the same command goes on from there")
         return None
+    if run.skipped() == config.steps:
+        progress.console.print(f"{name}: nothing was learnt, no step had a finite gradient")
     pretrained.save(result, finish(run))
     progress.remove_task(bar)
     progress.console.print(f"wrote {result}")
