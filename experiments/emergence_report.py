@@ -432,18 +432,19 @@ def restart(r: common.Results) -> Figure:
     }
     shades = lambda tag: ("#BBBBBB", GREY, COLOURS[tag], EXTRACTED)  # noqa: E731
     for ax, tag in zip(axes[0], tags, strict=True):
-        rows = r[f"{tag}_mse_mean"][..., -1] * 1e3
+        rows = r[f"{tag}_mse"][..., -1] * 1e3
         errors = np.median(rows, axis=0)
         ax.bar(range(4), errors, color=shades(tag), width=0.7)
         if len(rows) > 1:
             ax.plot(range(4), rows.T, "o", color="black", ms=2.5)
         ax.set_ylim(0, 1.12 * rows.max())
         for i, (value, top) in enumerate(zip(errors, rows.max(0), strict=True)):
-            ax.text(i, top, f"{value:.2f}", ha="center", va="bottom", fontsize=8)
+            place = {"textcoords": "offset points", "ha": "center", "va": "bottom"}
+            ax.annotate(f"{value:.2f}", (i, top), (0, 2), fontsize=8, **place)
         ax.set_xticks(range(4), list(names.values()), rotation=30, ha="right", fontsize=7)
         ax.set_title(LABELS[tag])
         ax.grid(axis="x", visible=False)
-    axes[0, 0].set_ylabel("mean test error × 1000")
+    axes[0, 0].set_ylabel("median test error × 1000")
     count = len(r[f"{tags[0]}_mse"])
     dots = f"; median of {count} runs, which are the dots" if count > 1 else ""
     figure.suptitle(f"{int(r['steps'])} more steps of training{dots}", fontsize=9)

@@ -187,6 +187,7 @@ def step_sizes(r: common.Results) -> Figure:
         band(steps, r["grid"], common.nan_unless_reached(r[f"{name}_steps"]), "paper", marker="o", ms=2.5)
         best.set(xscale="log", yscale="log", ylim=(1e-16, 10))
         steps.set(yscale="log", xlabel=label)
+        emergence_report.plain_ticks(steps, (20, 50, 100, 200))
         best.text(0.63, 1.2, "paper: [0.2, 2]", ha="center", fontsize=8, color="#666666")
     axes[0, 0].set_ylabel("best relative error\nin 200 steps")
     axes[1, 0].set_ylabel("steps to 1e-10")
@@ -251,8 +252,11 @@ def early_stopping(r: common.Results) -> Figure:
         level = float(np.median(r["lstsq"]))
         ax.axhline(level, color=COLOURS["lstsq"], lw=0.9, ls="--", label="least squares")
         ax.set(xscale="log", yscale="log", xlabel="iteration" if regime == "centralised" else "round", title=regime)
-        ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, 0.78))
     axes[0].set_ylabel("relative error of the clean D")
+    names = {"paper": "EAGLE, paper steps; averaged", "columns": LABELS["columns"], "gd": "GD, SGD"}
+    handles = [Line2D([], [], color=COLOURS[method]) for method in names]
+    handles.append(Line2D([], [], color=COLOURS["lstsq"], lw=0.9, ls="--"))
+    figure.legend(handles, [*names.values(), "least squares"], loc="outside lower center", ncols=4)
     return figure
 
 
@@ -309,6 +313,9 @@ def freezing(r: common.Results) -> Figure:
     floats.plot([0, top], [0, top], color="#999999", lw=0.9, ls=":")
     floats.plot(r["floats_expected"], r["floats"], "o", ms=5, color=COLOURS["averaging"])
     floats.set(xlabel="(d + d′) n′", xlim=(0, top), ylim=(0, top), title="floats a round\nin the compiled program")
+    for ax in (rounds, times):
+        emergence_report.plain_ticks(ax, np.round(x, 1), "x")
+    emergence_report.plain_ticks(rounds, (100, 200, 500))
     figure.legend(*rounds.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
@@ -403,7 +410,7 @@ CAPTIONS = {
     "n6_families": "Error of D against the iteration for six families of random matrices.",
     "n8_noise": (
         "Error of the noiseless D against the iteration on noisy data: it falls, then rises towards that of least "
-        "squares, which EAGLE on one machine reaches within the figure."
+        "squares, which EAGLE reaches within the figure, but not among machines."
     ),
     "n9_step_sizes": (
         "Best error in 200 steps, and steps to an error of 1e-10, when both step sizes, or their ratio, are "

@@ -222,9 +222,9 @@ def early_stopping(r: common.Results) -> Finding:
     useful = all(numbers[k]["eagle"] < final for k in pairs)
     verdict = _verdict(alike and useful, DIFFERS if useful else REFUTED)
     spread = spread_of(**{k: np.nanmin(r[eagle], axis=-1) for k, (eagle, _) in pairs.items()})
-    text = f"least error, {'; '.join(parts)}; least squares {final:.2g}"
+    text = f"least error, each run at its own best step, {'; '.join(parts)}; least squares {final:.2g}"
     pairs_of = ", ".join(f"{numbers[k]['eagle']:.2g} / {numbers[k]['gd']:.2g}" for k in pairs)
-    brief = f"least error, EAGLE / (S)GD: {pairs_of}; least squares {final:.2g}"
+    brief = f"error at each run's best step, EAGLE / (S)GD: {pairs_of}; least squares {final:.2g}"
     return Finding(verdict, text, numbers, spread, brief=brief)
 
 
