@@ -396,6 +396,7 @@ def sketch_results(**changes) -> common.Results:
     """Three methods and two baselines at two widths; everybody takes 10 rounds of a second."""
     r = {"n": 8, "widths": np.array([4, 8]), "kappas": np.array([1e2, 1e4]), "targets": np.array([1e-2, 1e-6])}
     r |= {"methods": np.array(sketching.METHODS), "drawn_plain": np.array([1, 99])}
+    r |= {"drawn_sketch_cg": np.array([1, 99]), "drawn_sgd": np.array([1, 99])}
     r |= {"step_seconds": np.ones((5, 2)), "step_repeats": np.ones((5, 2, 3))}
     return r | {f"rounds_{i}": np.full((3, 5, 2, 2), 10) for i in range(2)} | changes
 
@@ -408,8 +409,17 @@ def test_sketch_rules_need_times_and_somebody_to_compare_with():
     assert regime_claims.against_sketch_cg(sketch_results()).verdict == "refuted"  # equal times are not a third
     rounds = np.full((3, 5, 2, 2), 10)
     rounds[:, 4] = common.NOT_REACHED
-    finding = regime_claims.against_sketch_cg(sketch_results(rounds_1=rounds))
-    assert finding.verdict == "differs" and "sketch-and-CG nowhere" in finding.measured
+    for cap, verdict in ((99, "reproduced"), (12, claims.NOT_RUN)):  # cut off after ten times our time, after 1.2
+        cut = sketch_results(rounds_1=rounds, drawn_sketch_cg=np.array([1, cap]))
+        finding = regime_claims.against_sketch_cg(cut)
+        assert finding.verdict == verdict and "sketch-and-CG nowhere" in finding.measured
+    no_sgd = np.full((3, 5, 2, 2), 10)
+    no_sgd[:, 3] = common.NOT_REACHED
+    for cap, verdict in ((99, "reproduced"), (9, claims.NOT_RUN)):
+        against = regime_claims.against_sgd(sketch_results(rounds_0=no_sgd, drawn_sgd=np.array([1, cap])))
+        assert against.verdict == verdict and "cut off" in against.measured
+    rounds[:, 0, 0] = common.NOT_REACHED  # nor do we, at the smaller width
+    assert regime_claims.against_sketch_cg(sketch_results(rounds_1=rounds)).verdict == "differs"
 
 
 def test_objects_are_not_stored(tmp_path):
