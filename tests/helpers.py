@@ -90,7 +90,7 @@ def assert_close(value, case: Case, factor: float = 4.0) -> None:
 
 def stopping_results() -> dict[str, np.ndarray]:
     """Results as `experiments.stopping` gives them, made up: the rule stops at an error of 0.5, 1e-9 is attainable."""
-    steps, runs = 4, 2
+    steps, runs = 4, 3
     return {
         "matrices": np.array(["gapped", "kahan"]),
         "taus": np.array([1e-4]),

@@ -24,15 +24,15 @@ def test_rules_are_about_entries_of_the_ledger_once():
 
 
 def test_records_have_every_field_and_strict_json(tmp_path):
-    results = stopping_results() | {"solve_error": np.full((2, 2), np.nan)}
-    common.save(tmp_path, "stopping", stopping.Config(runs=2), results, 12.0, "the command", "digest")
+    results = stopping_results() | {"solve_error": np.full((2, 3), np.nan)}
+    common.save(tmp_path, "stopping", stopping.Config(runs=3), results, 12.0, "the command", "digest")
     path, _ = claims.write(tmp_path)
     records = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)  # NaN is not JSON
     (judged,) = [r for r in records if r["verdict"] != claims.NOT_RUN]
     assert judged["id"] == "N10" and judged["verdict"] == claims.REFUTED
     assert judged["rule"] == "experiments/solver_claims.py:stopping" and "def stopping" in judged["rule_source"]
     assert judged["numbers"]["gapped"]["solve_error"] is None
-    assert judged["spread"]["gapped error at stop"] == [0.5, 0.5]
-    assert (judged["runs"], judged["run_command"], judged["wall_seconds"]) == (2, "the command", 12.0)
+    assert judged["spread"]["Kahan(60), error at stop"] == [0.5, 0.5]
+    assert (judged["runs"], judged["run_command"], judged["wall_seconds"]) == (3, "the command", 12.0)
     common_fields = set.intersection(*(set(r) for r in records))
     assert common_fields >= {"id", "where", "says", "paper", "measured", "verdict", "reason", "rule", "figure", "runs"}
