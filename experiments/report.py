@@ -334,9 +334,11 @@ def sketches(r: common.Results) -> Figure:
 
 
 def sketch_times(r: common.Results) -> Figure:
-    figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.8))
     methods, widths = r["methods"].tolist(), r["widths"]
     unsketched = r["step_seconds"][0, -1]
+    if np.isnan(unsketched):
+        return emergence_report.absent("the unsketched step could not be timed on the busy machine")
+    figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.8))
     for method in ("plain", "columns", "deflation"):
         ratio = r["step_seconds"][methods.index(method)] / unsketched
         axes[0].plot(widths, ratio, "o-", ms=3, color=COLOURS[method], label=LABELS[method])
