@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from experiments import claims, ledger, readme
+from experiments import claims, common, ledger, readme, stopping
+from tests.helpers import stopping_results
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "BUILD.md", "ERRATA.md")}
@@ -63,6 +64,16 @@ def test_rewriting_the_table_keeps_the_rest(tmp_path):
     again = readme.rewritten(text, claims.judge(tmp_path))
     assert readme.parts(again)[::2] == readme.parts(text)[::2]
     assert readme.rewritten(again, claims.judge(tmp_path)) == again and again.count("| not run |") == len(ledger.LEDGER)
+
+
+def test_only_a_whole_default_run_of_this_code_becomes_the_table(tmp_path):
+    cfg, digest = stopping.Config(runs=3), common.source_digest("stopping")
+    items = {claim.item for claim in claims.CLAIMS} - {"suitesparse"}
+    for preset, source, fit in (("default", digest, True), ("quick", digest, False), ("default", "other", False)):
+        common.save(tmp_path, "stopping", cfg, stopping_results(), 0.1, "a command", source, preset=preset)
+        records = claims.judge(tmp_path)
+        assert ("stopping" not in readme.unfit(records)) == fit and items - {"stopping"} <= set(readme.unfit(records))
+        assert claims.is_quick(records) == (preset == "quick")
 
 
 def test_errata_have_every_claim_that_is_contradicted():

@@ -172,6 +172,20 @@ def test_a_rule_that_never_stops_does_not_suffice():
     assert solver_claims.stopping(r).verdict == "refuted"
 
 
+@pytest.mark.parametrize(
+    ("large", "verdict"), [((6, 5, 5), "reproduced"), ((6, 4, 2), "differs"), ((6, 4, 1), "refuted")]
+)
+def test_spike_rule(large, verdict):
+    """`large` of ten spikes, by regime, have a norm that one batch in ten has; a second run has none."""
+    r = {"batch_norms": np.linspace(0.9, 1.1, 101)}
+    for tag, count in zip(("U", "D", "CL"), large, strict=True):
+        norms = np.where(np.arange(10) < count, 1.2, 1.0)
+        r |= {f"{tag}_spike_norm": norms, f"{tag}_spikes": np.array([10, 0]), f"{tag}_steps": np.full(2, 100)}
+        r |= {f"{tag}_seeds": np.arange(2), f"{tag}_loss_median": np.ones((2, 60))}
+    finding = emergence_claims.spikes(r)
+    assert finding.verdict == verdict and finding.numbers["U"]["share_of_large_norms"] == 0.6
+
+
 def test_spreads_need_three_runs_and_know_what_was_not_reached():
     assert verdicts.spread_of(few=[1.0, 2.0], none=[np.nan] * 3) == {}
     assert verdicts.spread_of(x=[1.0, 2.0, 3.0, np.nan]) == {"x": [1.0, np.inf]}
