@@ -116,7 +116,7 @@ def model_card() -> str:
         "",
         "Linear attention-only transformers of 4 layers, made by `python -m experiments.train --regime=all --ship`:",
         "Adam 1e-3, batch 1024, 20 000 steps, global-norm clip 0.1, normal initial weights of standard deviation 0.1,",
-        "read-out -D_L, unless the name says otherwise (std, plus).",
+        "read-out -D_L, unless the name says otherwise: it has every field of the configuration.",
         "`eagle_jax.pretrained.load(regime, seed=, noise=, heads=)` reads them, `pretrained.read(path)` those of",
         "another std or sign. Test errors are over 4096 fresh tasks.",
         "",

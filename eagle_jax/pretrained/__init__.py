@@ -1,5 +1,6 @@
 """Trained weights, one small .npz a run: `load("distributed", seed=1)`. MODELS.md in this folder is the model card."""
 
+import dataclasses
 import json
 import pathlib
 import zipfile
@@ -32,12 +33,13 @@ class Pretrained(NamedTuple):
 
 
 def name(config: TrainConfig) -> str:
-    """The file name of a run, without its suffix; what it leaves out has the paper's value."""
-    a = config.architecture
-    heads = f"-{a.heads}heads" if a.heads > 1 else ""
-    sign = "-plus" if a.sign > 0 else ""
-    std = f"-std{config.std:g}" if config.std != TrainConfig.std else ""
-    return f"{a.regime}{heads}{sign}{std}-noise{config.noise:g}-seed{config.seed}"
+    """The file name of a run, without its suffix: every field of its configuration, so that no default can change what a
+    name means.
+    """
+    fields = {**dataclasses.asdict(config.architecture), **dataclasses.asdict(config)}
+    del fields["architecture"]
+    regime = fields.pop("regime")
+    return "-".join([regime, *(f"{field}{value}" for field, value in fields.items())])
 
 
 def save(path, run: Pretrained):
@@ -73,6 +75,16 @@ def load(regime: str, *, seed: int = 0, noise: float = 0.0, heads: int = 1) -> P
     if not path.exists() or (run := read(path)).config != wanted:
         raise FileNotFoundError(
             f"no trained weights for regime={regime!r}, seed={seed}, noise={noise}, heads={heads}; there are "
-            f"{', '.join(available()) or 'none'}. `python -m experiments.train` makes them"
+            f"{_summary() or 'none'}. `python -m experiments.train` makes them"
         )
     return run
+
+
+def _summary() -> str:
+    """The settings that `load` knows, with their seeds."""
+    seeds: dict[str, list[int]] = {}
+    for config in (read(FOLDER / f"{stem}.npz").config for stem in available()):
+        a = config.architecture
+        if name(config) == name(TrainConfig(dataclasses.replace(a, sign=-1), seed=config.seed, noise=config.noise)):
+            seeds.setdefault(f"{a.regime!r} noise={config.noise} heads={a.heads}", []).append(config.seed)
+    return "; ".join(f"{setting} seeds {', '.join(map(str, sorted(found)))}" for setting, found in seeds.items())
