@@ -95,17 +95,18 @@ def train(config: TrainConfig, out: pathlib.Path, progress: Progress, stop, mesh
         median = f"{np.median(line['loss']):.2e}"
         progress.update(bar, completed=line["step"], loss=median)
         if not progress.console.is_terminal and line["step"] % 1000 == 0:
-            progress.console.print(f"{name}: step {line['step']}, loss {median}")
+            progress.console.print(f"{name}: step {line['step']}, loss {median}", soft_wrap=True)
 
     run.fit(progress=show, stop=stop)
     if not run.done:
-        progress.console.print(f"{name}: stopped and saved at step {run.step}; the same command goes on from there")
+        message = f"{name}: stopped and saved at step {run.step}; the same command goes on from there"
+        progress.console.print(message, soft_wrap=True)
         return None
     if run.skipped() == config.steps:
-        progress.console.print(f"{name}: nothing was learnt, no step had a finite gradient")
+        progress.console.print(f"{name}: nothing was learnt, no step had a finite gradient", soft_wrap=True)
     pretrained.save(result, finish(run))
     progress.remove_task(bar)
-    progress.console.print(f"wrote {result}")
+    progress.console.print(f"wrote {result}", soft_wrap=True)
     return result
 
 

@@ -33,8 +33,8 @@ class Pretrained(NamedTuple):
 
 
 def name(config: TrainConfig) -> str:
-    """The file name of a run, without its suffix: every field of its configuration, so that no default can change what a
-    name means.
+    """The file name of a run, without its suffix: every field of its configuration, so that no default can change what
+    a name means.
     """
     fields = {**dataclasses.asdict(config.architecture), **dataclasses.asdict(config)}
     del fields["architecture"]
