@@ -1,0 +1,76 @@
+"""Products, adjoints, norms and exact scaling of real and complex matrices. Knows nothing of EAGLE."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def matmul(a, b):
+    """a @ b in full working precision: accelerator defaults are too coarse for a second-order method."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def adjoint(x):
+    return x.conj().mT
+
+
+def square(x):
+    """|x|², entry by entry."""
+    return jnp.real(x * x.conj())
+
+
+def norm(x, axis=None, keepdims=False):
+    return jnp.sqrt(jnp.sum(square(x), axis=axis, keepdims=keepdims))
+
+
+def safe_divide(a, b):
+    """a / b, and 0 where b is not positive."""
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
+
+
+def worst(x):
+    return jnp.max(x, initial=0)
+
+
+def real_dtype(dtype):
+    return jnp.finfo(dtype).dtype
+
+
+def epsilon(dtype) -> float:
+    return float(jnp.finfo(dtype).eps)
+
+
+def power_of_two(size):
+    """The power of two that brings `size` into [0.5, 1): scaling by it is exact. 1 for 0, NaN for NaN and Inf."""
+    _, exponent = jnp.frexp(jnp.where(jnp.isfinite(size), size, 1))
+    limit = int(jnp.finfo(size.dtype).maxexp) - 2
+    scale = jnp.ldexp(jnp.ones_like(size), -jnp.clip(exponent, -limit, limit))
+    scale = jnp.where(size > 0, scale, 1)
+    return jnp.where(jnp.isfinite(size), scale, jnp.nan)
+
+
+def varying_like(tree, *like):
+    """`tree` unchanged, but typed as varying over the mesh axes that `like` varies over: a loop's carry must start as it
+    goes on.
+    """
+    axes = frozenset().union(*map(_varying_axes, jax.tree.leaves(like)))
+
+    def cast(x):
+        missing = tuple(axes - _varying_axes(x))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+def _varying_axes(x) -> frozenset:
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def put(x, block, *start):
+    """x with `block` at `start`, which may be traced."""
+    return lax.dynamic_update_slice(x, block, [jnp.asarray(i, jnp.int32) for i in start])
+
+
+def get(x, shape, *start):
+    """The block of that shape at `start`, which may be traced."""
+    return lax.dynamic_slice(x, [jnp.asarray(i, jnp.int32) for i in start], shape)
