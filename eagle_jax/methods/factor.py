@@ -16,6 +16,7 @@ truncated     where singular values are near rcond ‖A‖: [R, τ I] = L̃ [P�
 All here is for a fat A (d ≤ n); `Factor` turns a tall one over.
 """
 
+import dataclasses
 import math
 from functools import partial
 from typing import NamedTuple
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from eagle_jax.fallback import unless
 from eagle_jax.linalg import (
     adjoint,
     epsilon,
@@ -34,8 +36,10 @@ from eagle_jax.linalg import (
     power_of_two,
     put,
     real_dtype,
+    safe_divide,
     square,
     varying_like,
+    worst,
 )
 from eagle_jax.schedules import SETTLE
 
@@ -87,23 +91,12 @@ def solve_left(t: Triangle, C):
 
 
 class LQ(NamedTuple):
-    """M ~ L P. P: W x n, orthonormal rows, then zero ones; L: rows of M x W.
-
-    Row order[i] of M was the i-th to enter P, so L[order] is the lower triangular `triangle`.
-    """
+    """M[order] ~ T P. P: W x n, orthonormal rows, then zero ones; T lower triangular; row order[i] of M was the i-th."""
 
     P: jax.Array
-    L: jax.Array
-    J: jax.Array
-    first: jax.Array
+    T: Triangle
     order: jax.Array
     rank: jax.Array
-    blocks: jax.Array
-
-    def triangle(self) -> Triangle:
-        W = self.P.shape[0]
-        kept = (jnp.arange(W) < self.rank)[:, None]
-        return Triangle(jnp.where(kept, self.L[self.order], 0), self.J, self.first, self.blocks)
 
 
 class _Progress(NamedTuple):
@@ -118,7 +111,7 @@ def pivoted(G, cut2):
     index = jnp.arange(r, dtype=jnp.int32)
 
     def step(i, carry):
-        E, T, free, inverses, turn = carry
+        E, T, free, inverses, order = carry
         diagonal = jnp.where(free, jnp.real(jnp.diagonal(E)), -1)
         p = jnp.argmax(diagonal)
         good = diagonal[p] > cut2
@@ -126,14 +119,15 @@ def pivoted(G, cut2):
         hit = (index == p) & good
         free = free & ~hit
         c = jnp.where(free, E[:, p] * inverse, 0)[:, None]
-        turn = jnp.where(hit, jnp.asarray(i, jnp.int32), turn)
-        return E - c * E[p], T - c * T[p], free, jnp.where(hit, inverse, inverses), turn
+        order = jnp.where((index == i) & good, p.astype(jnp.int32), order)
+        return E - c * E[p], T - c * T[p], free, jnp.where(hit, inverse, inverses), order
 
-    zeros, last = jnp.zeros(r, real_dtype(G.dtype)), jnp.full(r, r, jnp.int32)
-    start = varying_like((G, jnp.eye(r, dtype=G.dtype), jnp.ones(r, bool), zeros, last), G, cut2)
-    _, T, free, inverses, turn = lax.fori_loop(0, r, step, start)
-    order = jnp.argsort(turn).astype(jnp.int32)
-    return (T * jnp.sqrt(inverses)[:, None])[order], order, ~free
+    zeros, none = jnp.zeros(r, real_dtype(G.dtype)), jnp.zeros(r, jnp.int32)
+    start = varying_like((G, jnp.eye(r, dtype=G.dtype), jnp.ones(r, bool), zeros, none), G, cut2)
+    _, T, free, inverses, order = lax.fori_loop(0, r, step, start)
+    k = jnp.sum(~free, dtype=jnp.int32)
+    Q = jnp.where((index < k)[:, None], (T * jnp.sqrt(inverses)[:, None])[order], 0)
+    return Q, order, ~free
 
 
 def isometric(P, Y, c, k):
@@ -166,30 +160,27 @@ def _enter(M, r, tol, s: _Progress) -> _Progress:
     One Gram matrix resolves half of the digits. So rows with pivots below delta of the longest wait for a next round,
     cleared of those that went in: one round for most blocks, two or three where the rank ends.
     """
-    lq, (W, n), dtype = s.lq, s.lq.P.shape, M.dtype
-    delta2 = epsilon(dtype) ** 0.6
+    (P, T, all_order, c), n = s.lq, M.shape[1]
+    delta2 = epsilon(M.dtype) ** 0.6
     rows = jnp.where(s.waiting[:, None], get(M, (r, n), s.j * r, 0), 0)
-    K = matmul(rows, adjoint(lq.P))
-    X = rows - matmul(K, lq.P)
+    K = matmul(rows, adjoint(P))
+    X = rows - matmul(K, P)
     size2 = jnp.sum(square(X), 1)
     Q, order, new = pivoted(matmul(X, adjoint(X)), jnp.maximum(tol**2, delta2 * jnp.max(size2)))
     k = jnp.sum(new, dtype=jnp.int32)
-    P, Y = isometric(lq.P, matmul(Q, X), lq.rank, k)
-    own = matmul(X, adjoint(Y))
-    L = jnp.where(s.waiting[:, None], put(K, own, 0, lq.rank), get(lq.L, (r, W), s.j * r, 0))
     kept = jnp.arange(r) < k
+    P, Y = isometric(P, matmul(Q, X), c, k)
+    own = matmul(X, adjoint(Y))[order]
     waiting = s.waiting & ~new & (size2 > tol**2)
     stay = jnp.any(waiting) & (k > 0)
-    advanced = LQ(
-        P=P,
-        L=put(lq.L, L, s.j * r, 0),
-        J=put(lq.J, _inverse(own[order], Q[:, order], kept)[None], lq.blocks, 0, 0),
-        first=put(lq.first, lq.rank[None], lq.blocks),
-        order=put(lq.order, s.j * r + order, lq.rank),
-        rank=lq.rank + k,
-        blocks=lq.blocks + (k > 0),
+    triangle = Triangle(
+        L=put(T.L, jnp.where(kept[:, None], put(K[order], own, 0, c), 0), c, 0),
+        J=put(T.J, _inverse(own, Q[:, order], kept)[None], T.blocks, 0, 0),
+        first=put(T.first, c[None], T.blocks),
+        blocks=T.blocks + (k > 0),
     )
-    return _Progress(advanced, s.j + ~stay, ~stay | waiting)
+    found = LQ(P, triangle, put(all_order, s.j * r + order, c), c + k)
+    return _Progress(found, s.j + ~stay, ~stay | waiting)
 
 
 def _inverse(L, J, kept):
@@ -201,68 +192,62 @@ def _inverse(L, J, kept):
     return J
 
 
-def lq(M, r: int, tol, width: int, stages: int = 1, rows=None) -> LQ:
-    """M = L P, up to rows below tol, from M's first `rows` (all if None) and for ranks up to width - r.
+def lq(M, r: int, tol, limit: int, stages: int = 1, rows=None) -> LQ:
+    """M = L P, up to rows below tol; from M's first `rows` (all if None), until the rank is `limit`.
 
     P grows in a few static widths, which saves half of the products.
     """
     (d, n), dtype = M.shape, M.dtype
-    blocks = -(-d // r)
-    M = jnp.pad(M, ((0, blocks * r - d), (0, 0)))
-    last = blocks if rows is None else -(-rows // r)
-    most = width // r + 8  # rounds that are not full come only where the pivots fall by another 1/delta
-    widths = [max(round((width // r - 1) * (i + 1) / stages), 1) * r for i in range(stages - 1)] + [width]
+    M = jnp.pad(M, ((0, -d % r), (0, 0)))
+    last = -(-(d if rows is None else rows) // r)
+    most = -(-limit // r) + 8  # rounds that are not full come only where the pivots fall by another 1/delta
+    widths = [-(-limit * (i + 1) // (stages * r)) * r for i in range(stages)]
+    widths[-1] += r
     zero, W = jnp.zeros((), jnp.int32), widths[0]
-    found = LQ(
-        P=jnp.zeros((W, n), dtype),
-        L=jnp.zeros((blocks * r, W), dtype),
-        J=jnp.zeros((most, r, r), dtype),
-        first=jnp.zeros(most, jnp.int32),
-        order=jnp.zeros(W, jnp.int32),
-        rank=zero,
-        blocks=zero,
-    )
-    s = varying_like(_Progress(found, zero, jnp.ones(r, bool)), M, tol, last)
+    T = Triangle(jnp.zeros((W, W), dtype), jnp.zeros((most, r, r), dtype), jnp.zeros(most, jnp.int32), zero)
+    start = LQ(P=jnp.zeros((W, n), dtype), T=T, order=jnp.zeros(W, jnp.int32), rank=zero)
+    s = varying_like(_Progress(start, zero, jnp.ones(r, bool)), M, tol, last)
     for W in widths:
         more = W - s.lq.P.shape[0]
-        wider = s.lq._replace(
-            P=jnp.pad(s.lq.P, ((0, more), (0, 0))),
-            L=jnp.pad(s.lq.L, ((0, 0), (0, more))),
-            order=jnp.pad(s.lq.order, (0, more)),
-        )
+        P, T, order, rank = s.lq
+        T = T._replace(L=jnp.pad(T.L, (0, more)))
+        wider = LQ(jnp.pad(P, ((0, more), (0, 0))), T, jnp.pad(order, (0, more)), rank)
 
         def go_on(s: _Progress, W=W):
-            return (s.j < last) & (s.lq.rank + r <= W) & (s.lq.blocks < most)
+            return (s.j < last) & (s.lq.rank < limit) & (s.lq.rank + r <= W) & (s.lq.T.blocks < most)
 
         s = lax.while_loop(go_on, partial(_enter, M, r, tol), s._replace(lq=wider))
     return s.lq
 
 
-def mixing(d: int, dtype):
-    """V -> U V for a fixed random orthogonal U: signs and Kronecker products of two small orthogonal matrices.
+class Mixing(NamedTuple):
+    """A fixed random orthogonal matrix U, or so many of its columns: signs, and the Kronecker product of two small ones."""
 
-    One product if d has a divisor near its root; else one on the first rows and one on the last. O(d^1.5) a column.
-    """
-    rng = np.random.default_rng(3)
-    root = math.isqrt(d)
-    divisors = [s for s in range(root, 0, -1) if d % s == 0]
-    s = divisors[0] if divisors and divisors[0] ** 3 >= d else max(root, 1)
-    t = d // s
-    small, large = (jnp.asarray(np.linalg.qr(rng.standard_normal((k, k)))[0], dtype) for k in (s, t))
-    signs = jnp.asarray(rng.choice([-1.0, 1.0], (d, 1)), dtype)
+    small: jax.Array
+    large: jax.Array
+    signs: jax.Array
 
-    def turn(V):
-        V1 = jnp.einsum("ij,jkn->ikn", small, V.reshape(s, t, -1), precision=lax.Precision.HIGHEST)
-        return matmul(large, V1).reshape(V.shape)
+    @classmethod
+    def of(cls, d: int, dtype) -> "Mixing":
+        rng = np.random.default_rng(3)
+        s = max(math.isqrt(d), 1)
+        s = next((k for k in range(s, 0, -1) if d % k == 0 and k**3 >= d), s)  # a divisor of d, if one is near its root
+        t = -(-d // s)
+        small, large = (np.linalg.qr(rng.standard_normal((k, k)))[0] for k in (s, t))
+        return cls(*(jnp.asarray(x, dtype) for x in (small, large, rng.choice([-1.0, 1.0], d))))
 
-    def mix(V):
-        V = signs * V
-        if s * t == d:
-            return turn(V)
-        V = jnp.concatenate([turn(V[: s * t]), V[s * t :]])
-        return jnp.concatenate([V[: d - s * t], turn(V[d - s * t :])])
+    def mix(self, A):
+        """U A, O(d^1.5) a column; a few rows more than A has where d has no divisor near its root."""
+        s, t, n = len(self.small), len(self.large), A.shape[1]
+        A = jnp.pad(self.signs[:, None] * A, ((0, s * t - A.shape[0]), (0, 0)))
+        A = matmul(self.small, A.reshape(s, t * n)).reshape(s, t, n)
+        return matmul(self.large, A).reshape(s * t, n)
 
-    return mix
+    def rows(self, index):
+        """Those rows of U."""
+        t = len(self.large)
+        both = self.small[index // t][:, :, None] * self.large[index % t][:, None, :]
+        return both.reshape(len(index), -1)[:, : len(self.signs)] * self.signs
 
 
 # ---- A⁺ = Pᴴ R⁻¹ V -------------------------------------------------------------------------------------------------
@@ -296,15 +281,17 @@ def largest(A, iterations: int):
     return lax.fori_loop(0, iterations, step, varying_like(start, A))[1]
 
 
-def inverse_size(core: Core, iterations: int):
-    """About the Frobenius norm of the pseudo-inverse; with inverse iterations, its spectral norm from below."""
+def inverse_size(core: Core, cut):
+    """About ‖A⁺‖ in the Frobenius norm; if that may be above 1 / cut, in the spectral norm, by inverse iterations."""
     x = matmul(solve_right(_normals((_PROBES, len(core.P)), core.P.dtype), core.R), core.V)
+    about = norm(x) / _PROBES**0.5
 
     def step(_, carry):
         z = adjoint(solve_left(core.R, matmul(core.V, adjoint(_unit(carry[0])))))
         return matmul(solve_right(z, core.R), core.V), jnp.max(norm(z, -1))
 
-    return lax.fori_loop(0, iterations, step, (x, norm(x) / _PROBES**0.5))[1]
+    doubtful = jnp.where(8 * about * cut < 1, 0, 4)  # the mean of four squares is rarely below 1/50 of what it should be
+    return lax.fori_loop(0, doubtful, step, (x, about))[1]
 
 
 def _turned_over(t: Triangle) -> Triangle:
@@ -317,10 +304,10 @@ def _turned_over(t: Triangle) -> Triangle:
 def _deficient(A, P, rank, tau, noise) -> Core:
     """From A = F P: the complete orthogonal decomposition, truncated at tau where singular values are near it."""
     W, r = len(P), _block(A.shape[0])
-    two = lq(matmul(P, adjoint(A)), r, noise, W, rows=rank)  # F is P Aᴴ, and not what L says of it
+    two = lq(matmul(P, adjoint(A)), r, noise, A.shape[0], rows=rank)  # Fᴴ from A itself, and not from L
     leading = (jnp.arange(W) < two.rank)[:, None]
-    core = Core(jnp.where(leading, P[two.order], 0)[::-1], _turned_over(two.triangle()), two.P[::-1], two.rank)
-    clear = 1 / (2 * inverse_size(core, 4)) > tau
+    core = Core(jnp.where(leading, P[two.order], 0)[::-1], _turned_over(two.T), two.P[::-1], two.rank)
+    clear = 2 * inverse_size(core, tau) * tau < 1
     return lax.cond(clear, lambda core: core, partial(_truncated, r=r, tau=tau), core)
 
 
@@ -330,29 +317,32 @@ def _truncated(core: Core, r: int, tau) -> Core:
     W, dtype = len(P), P.dtype
     eye = jnp.eye(W, dtype=dtype)
     ridge = jnp.where(jnp.arange(W) >= W - rank, tau, 0).astype(dtype)
-    three = lq(jnp.concatenate([R.L, ridge * eye], 1), r, tau / 8, W)
+    three = lq(jnp.concatenate([R.L, ridge * eye], 1), r, tau / 8, V.shape[1])
     P1 = three.P[:, :W]
     T = matmul(adjoint(P1), P1)
     projector = _sharpened(T)
-    inverse, power = projector, projector - matmul(T, projector)  # T⁻¹ = Π (1 + N)(1 + N²)(1 + N⁴)..., |N| <= 1/2
-    for _ in range(math.ceil(math.log2(-math.log2(epsilon(dtype))))):
-        inverse, power = inverse + matmul(inverse, power), matmul(power, power)
+    # T⁻¹ Π = Π (1 + N)(1 + N²)(1 + N⁴)... with N = (1 - T) Π, |N| <= 1/2
+    terms = math.ceil(math.log2(-math.log2(epsilon(dtype))))
+    grow = lambda _, c: (c[0] + matmul(c[0], c[1]), matmul(c[1], c[1]))  # noqa: E731
+    inverse, _ = lax.fori_loop(0, terms, grow, (projector, projector - matmul(T, projector)))
     leading = (jnp.arange(W) < three.rank)[:, None]
     P = matmul(matmul(P1, inverse), P)
     kept = jnp.round(jnp.real(jnp.trace(projector))).astype(jnp.int32)
-    return Core(P, three.triangle(), jnp.where(leading, V[three.order], 0), kept)
+    return Core(P, three.T, jnp.where(leading, V[three.order], 0), kept)
 
 
 def _sharpened(T):
     """The eigenvalues of T above 1/2 moved to 1, the others to 0: Updates of 2 T - I, which make it an isometry."""
     eye = jnp.eye(len(T), dtype=T.dtype)
     enough = 8 * len(T) ** 0.5 * epsilon(T.dtype)
+    scales, etas = (jnp.asarray(v, T.dtype) for v in zip(*SETTLE, strict=True))
+
+    def step(i, X):
+        return scales[i] * (X - etas[i] * matmul(matmul(X, X), X))
 
     def cycle(carry):
-        X, _, i = carry
-        for scale, eta in SETTLE:
-            X = scale * (X - eta * matmul(matmul(X, X), X))
-        return X, norm(matmul(X, X) - eye) / len(T) ** 0.5, i + 1
+        X = lax.fori_loop(0, len(SETTLE), step, carry[0])
+        return X, norm(matmul(X, X) - eye) / len(T) ** 0.5, carry[2] + 1
 
     start = varying_like((2 * T - eye, jnp.ones((), real_dtype(T.dtype)), jnp.zeros((), jnp.int32)), T)
     X, _, _ = lax.while_loop(lambda c: (c[1] > enough) & (c[2] < 8), cycle, start)
@@ -380,28 +370,156 @@ class Rows(NamedTuple):
     inverse_size: jax.Array  # ‖A⁺‖ likewise
 
 
-def factorise(A, rcond) -> Rows:
-    """For d <= n; see the top of this file. Singular values at or below rcond ‖A‖₂ are dropped."""
-    (d, _), dtype = A.shape, A.dtype
-    r, eps = _block(d), epsilon(dtype)
+def factorise(A, rcond=None) -> Rows:
+    """For d <= n; see the top of this file.
+
+    Singular values at or below rcond ‖A‖₂ are dropped. The default drops what rounding cannot tell from zero, in rows of
+    equal length: eps max(d, n), but never more than half of the digits.
+    """
+    (d, n), dtype = A.shape, A.dtype
+    eps = epsilon(dtype)
+    noise = 0.5 * eps * max(d, 8)
     unit = power_of_two(jnp.max(jnp.abs(A)))
     A1 = A * unit
-    s = power_of_two(jnp.max(jnp.abs(A1), 1))[:, None]
-    s = s * power_of_two(norm(A1 * s, 1, True))
-    A0, mix = A1 * s, mixing(d, dtype)
-    M = mix(A0)
-    noise = 0.5 * eps * max(d, 8)
-    first = lq(M, r, noise * jnp.max(norm(M, 1)), -(-d // r) * r + r, _stages(d))
-    leading = (jnp.arange(len(first.P)) < first.rank)[:, None]
-    V = jnp.where(leading, mix(jnp.diag(s[:, 0].astype(dtype)))[first.order], 0)
-    full = Core(first.P, first.triangle(), V, first.rank)
-    size = largest(A1, 3)
-    tau = rcond * size
-    clear = (first.rank == d) & (1 / (4 * inverse_size(full, 0)) > 2 * tau)
+    s = power_of_two(jnp.max(jnp.abs(A1), 1))
+    s = s * power_of_two(norm(A1 * s[:, None], 1))
+    A0, mixing = A1 * s[:, None], Mixing.of(d, dtype)
+    M = mixing.mix(A0)
+    P, T, order, rank = lq(M, _block(d), noise * jnp.max(norm(M, 1)), d, _stages(d))
+    leading = (jnp.arange(len(P)) < rank)[:, None]
+    U = jnp.where(leading, mixing.rows(order), 0)
+    full = Core(P, T, U * s, rank)
+    if rcond is None:
+        rcond, judged, seen = min(eps * max(d, n), eps**0.5), full._replace(V=U), A0
+    else:
+        rcond, judged, seen = jnp.asarray(rcond, real_dtype(dtype)), full, A1
+    cut = 2 * rcond * largest(seen, 3)
+    clear = (rank == d) & (2 * inverse_size(judged, cut) * cut < 1)
 
-    def deficient(A1, first_P, rank, size):
-        size = jnp.maximum(size, largest(A1, 20))
-        return _deficient(A1, first_P, rank, rcond * size, noise * size)
+    def deficient(A1, P, rank, rcond):
+        size = largest(A1, 20)
+        return _deficient(A1, P, rank, rcond * size, noise * size)
 
-    core = lax.cond(clear, lambda *_: full, deficient, A1, first.P, first.rank, size)
-    return Rows(A0, (s * unit)[:, 0], core.P, core.R, core.V / s[:, 0], core.rank, size / unit, unit * inverse_size(core, 0))
+    core = unless(clear, full, deficient, A1, P, rank, jnp.asarray(rcond, real_dtype(dtype)))
+    inverse, size = inverse_size(core, 0), largest(A1, 3)
+    return Rows(A0, s * unit, core.P, core.R, core.V / s, core.rank, size / unit, inverse * unit)
+
+
+# ---- solutions -----------------------------------------------------------------------------------------------------
+
+
+class Refined(NamedTuple):
+    X: jax.Array
+    error: jax.Array  # backward, of X
+    passes: jax.Array
+
+
+def _refined(correct, residual, explain, first, start, rtol) -> Refined:
+    """X from 0 by corrections until its backward error is at most rtol / 4, at least two and as long as they help."""
+
+    def pass_(carry):
+        X, G, error, _, passes = carry
+        new = X + correct(G)
+        G, new_error = explain(residual(new), new)
+        better = new_error < error
+        X, G = jnp.where(better, new, X), jnp.where(better, G, 0)
+        return X, G, jnp.where(better, new_error, error), error, passes + 1
+
+    def more(carry):
+        _, _, error, before, passes = carry
+        return (passes < 2) | ((error > 0.25 * rtol) & (error < 0.25 * before) & (passes < 8))
+
+    inf = jnp.full((), jnp.inf, real_dtype(start.dtype))
+    carry = start, first, inf, inf, jnp.zeros((), jnp.int32)
+    X, _, error, _, passes = lax.while_loop(more, pass_, varying_like(carry, first, start, residual(start)))
+    return Refined(X, error, passes)
+
+
+def least_squares(f: Rows, B, rtol) -> Refined:
+    """W ~ B A⁺ of the scaled A. P is a basis of what A explains: ‖R Pᴴ‖ is what is left to explain of B, for any rank.
+
+    The backward error compares it, row by row, with Σ |w_i| ‖a_i‖ + ‖b‖: each row of A may be wrong in its own size.
+    """
+    sizes, size_B = norm(f.A, 1), norm(B, 1)
+
+    def explain(R, W):
+        G = matmul(R, adjoint(f.P))
+        return G, worst(safe_divide(norm(G, 1), matmul(jnp.abs(W), sizes[:, None])[:, 0] + size_B))
+
+    return _refined(
+        correct=lambda G: matmul(solve_right(G, f.R), f.V),
+        residual=lambda W: B - matmul(W, f.A),
+        explain=explain,
+        first=matmul(B, adjoint(f.P)),
+        start=jnp.zeros((len(B), len(f.A)), B.dtype),
+        rtol=rtol,
+    )
+
+
+def minimum_norm(f: Rows, C, rtol) -> Refined:
+    """Y ~ A⁺ C of the scaled A; V (C - A Y) is what is left, since V A = R P."""
+    first = matmul(f.V, C)
+    size_R, size_C = jnp.max(norm(f.R.L, 1)), norm(first, 0)
+
+    def explain(R, Y):
+        G = matmul(f.V, R)
+        return G, worst(safe_divide(norm(G, 0), size_R * norm(Y, 0) + size_C))
+
+    return _refined(
+        correct=lambda G: matmul(adjoint(f.P), solve_left(f.R, G)),
+        residual=lambda Y: C - matmul(f.A, Y),
+        explain=explain,
+        first=first,
+        start=jnp.zeros((f.A.shape[1], C.shape[1]), C.dtype),
+        rtol=rtol,
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """A's factorisation, for any number of right-hand sides; a pytree. `eagle_jax.factor` makes it."""
+
+    rows: Rows  # of A, or of its adjoint
+    finite: jax.Array
+    tall: bool = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, A, rcond=None) -> "Factor":
+        finite = jnp.all(jnp.isfinite(A))
+        A = jnp.where(finite, A, 0)
+        tall = A.shape[0] > A.shape[1]
+        return cls(factorise(adjoint(A) if tall else A, rcond), finite, tall)
+
+    @property
+    def rank(self):
+        return self.rows.rank
+
+    def estimate(self, B, rtol):
+        """(W, error, passes, finite): W = B A⁺."""
+        if self.tall:
+            Y, *rest = Factor(self.rows, self.finite, False).right(adjoint(B), rtol)
+            return adjoint(Y), *rest
+        unit = power_of_two(jnp.max(jnp.abs(B), 1, keepdims=True))
+        finite = jnp.all(jnp.isfinite(unit))
+        W, error, passes = least_squares(self.rows, jnp.where(finite, B * unit, 0), rtol)
+        return W * (self.rows.scale / unit), error, passes, finite
+
+    def right(self, C, rtol):
+        """(Y, error, passes, finite): Y = A⁺ C."""
+        if self.tall:
+            W, *rest = Factor(self.rows, self.finite, False).estimate(adjoint(C), rtol)
+            return adjoint(W), *rest
+        scaled = C * self.rows.scale[:, None]
+        unit = power_of_two(jnp.max(jnp.abs(scaled), 0))
+        finite = jnp.all(jnp.isfinite(C))
+        Y, error, passes = minimum_norm(self.rows, jnp.where(finite, scaled * unit, 0), rtol)
+        return Y / unit, error, passes, finite
+
+    def solve(self, B, C, rtol):
+        """(D, error, passes, finite): D = B A⁺ C, by the thinner of B and C."""
+        if B.shape[0] <= C.shape[1]:
+            W, *rest, finite = self.estimate(B, rtol)
+            return matmul(W, C), *rest, finite & jnp.all(jnp.isfinite(C))
+        Y, *rest, finite = self.right(C, rtol)
+        return matmul(B, Y), *rest, finite & jnp.all(jnp.isfinite(B))
