@@ -370,27 +370,49 @@ class Rows(NamedTuple):
     inverse_size: jax.Array  # ‖A⁺‖ likewise
 
 
-def factorise(A, rcond=None) -> Rows:
-    """For d <= n; see the top of this file.
-
-    Singular values at or below rcond ‖A‖₂ are dropped. The default drops what rounding cannot tell from zero, in rows of
-    equal length: eps max(d, n), but never more than half of the digits.
+def noise(A) -> float:
+    """What rounding leaves of rows that should be zero, relative to the longest: at most d/5 eps in rank-deficient
+    matrices of 20 to 240 rows and 30 to 5000 columns, in both precisions.
     """
-    (d, n), dtype = A.shape, A.dtype
-    eps = epsilon(dtype)
-    noise = 0.5 * eps * max(d, 8)
+    return 0.5 * epsilon(A.dtype) * max(A.shape[0], 8)
+
+
+def default_rcond(A) -> float:
+    """LAPACK's eps max(d, n), but never more than half of the digits."""
+    eps = epsilon(A.dtype)
+    return min(eps * max(A.shape), eps**0.5)
+
+
+def equilibrated(A):
+    """(unit, s, unit A, diag(s) unit A): by powers of two, the largest entry and the rows' lengths near one."""
     unit = power_of_two(jnp.max(jnp.abs(A)))
     A1 = A * unit
     s = power_of_two(jnp.max(jnp.abs(A1), 1))
     s = s * power_of_two(norm(A1 * s[:, None], 1))
-    A0, mixing = A1 * s[:, None], Mixing.of(d, dtype)
-    M = mixing.mix(A0)
-    P, T, order, rank = lq(M, _block(d), noise * jnp.max(norm(M, 1)), d, _stages(d))
-    leading = (jnp.arange(len(P)) < rank)[:, None]
-    U = jnp.where(leading, mixing.rows(order), 0)
-    full = Core(P, T, U * s, rank)
+    return unit, s, A1, A1 * s[:, None]
+
+
+def mixed(A) -> Core:
+    """M = U A = L P: the pseudo-inverse if the rank is full."""
+    d = len(A)
+    mixing = Mixing.of(d, A.dtype)
+    M = mixing.mix(A)
+    P, T, order, rank = lq(M, _block(d), noise(A) * jnp.max(norm(M, 1)), d, _stages(d))
+    return Core(P, T, jnp.where((jnp.arange(len(P)) < rank)[:, None], mixing.rows(order), 0), rank)
+
+
+def factorise(A, rcond=None) -> Rows:
+    """For d <= n; see the top of this file.
+
+    Singular values at or below rcond ‖A‖₂ are dropped. The default drops what rounding cannot tell from zero, in rows of
+    equal length.
+    """
+    d, dtype = len(A), A.dtype
+    unit, s, A1, A0 = equilibrated(A)
+    P, R, U, rank = mixed(A0)
+    full = Core(P, R, U * s, rank)
     if rcond is None:
-        rcond, judged, seen = min(eps * max(d, n), eps**0.5), full._replace(V=U), A0
+        rcond, judged, seen = default_rcond(A), full._replace(V=U), A0
     else:
         rcond, judged, seen = jnp.asarray(rcond, real_dtype(dtype)), full, A1
     cut = 2 * rcond * largest(seen, 3)
@@ -398,7 +420,7 @@ def factorise(A, rcond=None) -> Rows:
 
     def deficient(A1, P, rank, rcond):
         size = largest(A1, 20)
-        return _deficient(A1, P, rank, rcond * size, noise * size)
+        return _deficient(A1, P, rank, rcond * size, noise(A1) * size)
 
     core = unless(clear, full, deficient, A1, P, rank, jnp.asarray(rcond, real_dtype(dtype)))
     inverse, size = inverse_size(core, 0), largest(A1, 3)
@@ -475,51 +497,52 @@ def minimum_norm(f: Rows, C, rtol) -> Refined:
     )
 
 
+class Answer(NamedTuple):
+    """A value, its backward error, passes of refinement, and of A: the rank, about ‖A‖ and about ‖A⁺‖."""
+
+    value: jax.Array
+    error: jax.Array
+    passes: jax.Array
+    rank: jax.Array
+    size: jax.Array
+    inverse_size: jax.Array
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Factor:
-    """A's factorisation, for any number of right-hand sides; a pytree. `eagle_jax.factor` makes it."""
+    """A's factorisation, for any number of right-hand sides; a pytree. A is to be finite."""
 
     rows: Rows  # of A, or of its adjoint
-    finite: jax.Array
     tall: bool = dataclasses.field(metadata={"static": True})
 
     @classmethod
     def of(cls, A, rcond=None) -> "Factor":
-        finite = jnp.all(jnp.isfinite(A))
-        A = jnp.where(finite, A, 0)
         tall = A.shape[0] > A.shape[1]
-        return cls(factorise(adjoint(A) if tall else A, rcond), finite, tall)
+        return cls(factorise(adjoint(A) if tall else A, rcond), tall)
 
-    @property
-    def rank(self):
-        return self.rows.rank
+    def estimate(self, B, rtol) -> Answer:
+        """W = B A⁺."""
+        return _adjoint(self._right(adjoint(B), rtol)) if self.tall else self._left(B, rtol)
 
-    def estimate(self, B, rtol):
-        """(W, error, passes, finite): W = B A⁺."""
-        if self.tall:
-            Y, *rest = Factor(self.rows, self.finite, False).right(adjoint(B), rtol)
-            return adjoint(Y), *rest
+    def right(self, C, rtol) -> Answer:
+        """Y = A⁺ C."""
+        return _adjoint(self._left(adjoint(C), rtol)) if self.tall else self._right(C, rtol)
+
+    def _left(self, B, rtol) -> Answer:
         unit = power_of_two(jnp.max(jnp.abs(B), 1, keepdims=True))
-        finite = jnp.all(jnp.isfinite(unit))
-        W, error, passes = least_squares(self.rows, jnp.where(finite, B * unit, 0), rtol)
-        return W * (self.rows.scale / unit), error, passes, finite
+        W, error, passes = least_squares(self.rows, B * unit, rtol)
+        return self._answer(W * (self.rows.scale / unit), error, passes)
 
-    def right(self, C, rtol):
-        """(Y, error, passes, finite): Y = A⁺ C."""
-        if self.tall:
-            W, *rest = Factor(self.rows, self.finite, False).estimate(adjoint(C), rtol)
-            return adjoint(W), *rest
-        scaled = C * self.rows.scale[:, None]
-        unit = power_of_two(jnp.max(jnp.abs(scaled), 0))
-        finite = jnp.all(jnp.isfinite(C))
-        Y, error, passes = minimum_norm(self.rows, jnp.where(finite, scaled * unit, 0), rtol)
-        return Y / unit, error, passes, finite
+    def _right(self, C, rtol) -> Answer:
+        C = C * self.rows.scale[:, None]
+        unit = power_of_two(jnp.max(jnp.abs(C), 0))
+        Y, error, passes = minimum_norm(self.rows, C * unit, rtol)
+        return self._answer(Y / unit, error, passes)
 
-    def solve(self, B, C, rtol):
-        """(D, error, passes, finite): D = B A⁺ C, by the thinner of B and C."""
-        if B.shape[0] <= C.shape[1]:
-            W, *rest, finite = self.estimate(B, rtol)
-            return matmul(W, C), *rest, finite & jnp.all(jnp.isfinite(C))
-        Y, *rest, finite = self.right(C, rtol)
-        return matmul(B, Y), *rest, finite & jnp.all(jnp.isfinite(B))
+    def _answer(self, value, error, passes) -> Answer:
+        return Answer(value, error, passes, self.rows.rank, self.rows.size, self.rows.inverse_size)
+
+
+def _adjoint(answer: Answer) -> Answer:
+    return answer._replace(value=adjoint(answer.value))
