@@ -9,7 +9,7 @@ the axis, in one of these ways:
     preconditioned   conjugate gradients on G = sum A^u A^u^T with mean J^u^T J^u, for data with B != W A.
     gram             one sum of G itself, conditioned on every machine; then refinement as above.
 
-All but averaging work in the forms of `engine`, with the columns of M = A spread over machines: least squares
+All but averaging work in one of two forms, with the columns of A spread over machines: least squares
 X A ~ B for a replicated X, or minimum norm X A^T = C^T for an X spread like the columns. Each pass starts from the
 residual in the original data, and that residual decides when to stop. It is the same number on every machine.
 """
@@ -22,15 +22,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from eagle_jax.certificate import Errors, judge, worst
-from eagle_jax.engine import condition_energy, in_range
+from eagle_jax.certificate import Errors, judge
 from eagle_jax.krylov import DEEPEST, krylov_start, krylov_step
+from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, worst
 from eagle_jax.machines import MOST_ROUNDS, Local, Machine, Peers, local_data
-from eagle_jax.scaling import power_of_two
 from eagle_jax.schedules import SETTLE
 from eagle_jax.solution import DistributedStats, Method, Solution, Status
-from eagle_jax.spectral import energy_bound, norm, rows, safe_divide, vary
-from eagle_jax.update import matmul
+from eagle_jax.spectral import energy_bound, rows, vary
+from eagle_jax.update import update_energy
 
 
 class Way(NamedTuple):
@@ -466,3 +465,35 @@ def inconsistency(local: Local, peers: Peers, rtol):
     blind = _blind(local.growth, form)
     make_way = partial(mean_projector, form, blind, MOST_ROUNDS)
     return certify(improve(make_way, form.zero(), _unknown(form), jnp.asarray(True), rtol, MOST_ROUNDS).X)
+
+
+def in_range(x, E):
+    """x - x (I - E)^3: after whole cycles E is near a projector, and this drops what x has in its null space.
+
+    Cycles raise the noise there far more than the data may have needed.
+    """
+    rest = x
+    for _ in range(3):
+        rest = rest - matmul(rest, E)
+    return x - rest
+
+
+def condition_energy(E, cycle, more):
+    """Updates of E (norm at most 1) by cycles while more(E, growth), and while E has digits left to condition.
+
+    Returns (Q E Q^T, Q, growth, steps).
+    """
+    dtype = E.dtype
+    scales, etas = (jnp.asarray(v, dtype) for v in zip(*cycle, strict=True))
+
+    def go_on(c):
+        E, _, growth, _ = c
+        return more(E, growth) & (growth < 0.1 / jnp.finfo(dtype).eps ** 0.5)
+
+    def step(i, c):
+        E, Q, growth, steps = c
+        E, Q = update_energy(E, Q, etas[i])
+        return scales[i] ** 2 * E, scales[i] * Q, growth * scales[i], steps + 1
+
+    start = vary((E, jnp.eye(E.shape[-1], dtype=dtype), jnp.ones((), dtype), jnp.asarray(0, jnp.int32)), E)
+    return lax.while_loop(go_on, lambda c: lax.fori_loop(0, len(cycle), step, c), start)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.update import matmul
+from eagle_jax.linalg import matmul
 
 
 class Weights(NamedTuple):

@@ -10,13 +10,13 @@ from jax import lax
 
 from eagle_jax import plain
 from eagle_jax.accelerated import inconsistency, scanned
-from eagle_jax.certificate import Errors, judge, worst
+from eagle_jax.certificate import Errors, judge
+from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, worst
 from eagle_jax.machines import Local, Peers, local_data
-from eagle_jax.scaling import power_of_two
 from eagle_jax.schedules import FixedSteps
 from eagle_jax.solution import DistributedStats, Method, Solution, Status
-from eagle_jax.spectral import norm, rows, safe_divide
-from eagle_jax.update import State, matmul, update, update_estimate
+from eagle_jax.spectral import rows
+from eagle_jax.update import State, update, update_estimate
 
 
 class Averaging(NamedTuple):

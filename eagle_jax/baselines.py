@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.blocks import as_blocks, as_matrices
+from eagle_jax.linalg import matmul, safe_divide
 from eagle_jax.sketch import Sketch
-from eagle_jax.spectral import safe_divide, sharp_energy_bound
-from eagle_jax.update import matmul, sketched
+from eagle_jax.spectral import sharp_energy_bound
+from eagle_jax.update import sketched
 
 _POWER_STEPS = 100
 

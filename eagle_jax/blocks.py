@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_SUPPORTED = (np.dtype("float32"), np.dtype("float64"))
+_SUPPORTED = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
+_WIDE = {np.dtype("float64"): "float32", np.dtype("complex128"): "complex64"}
 
 
 class Blocks(NamedTuple):
@@ -51,16 +52,15 @@ def _as_float(name, value) -> jax.Array:
     if not hasattr(value, "dtype"):
         value = np.asarray(value)
     dtype = np.dtype(value.dtype)
-    if np.issubdtype(dtype, np.complexfloating):
-        raise TypeError(f"{name} is {dtype}; complex matrices are not supported. Solve [[Re, -Im], [Im, Re]] instead")
     if dtype not in _SUPPORTED:
         raise TypeError(
-            f"{name} is {dtype}; expected float32 or float64. Cast it, for example {name}.astype('float32')"
+            f"{name} is {dtype}; expected float32, float64, complex64 or complex128. Cast it, for example "
+            f"{name}.astype('float32')"
         )
-    if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
+    if dtype in _WIDE and not jax.config.read("jax_enable_x64"):
         raise TypeError(
-            f"{name} is float64 but JAX's 64-bit mode is off, so it would silently become float32; call "
-            f"jax.config.update('jax_enable_x64', True) first, or cast {name} to float32"
+            f"{name} is {dtype} but JAX's 64-bit mode is off, so it would silently become {_WIDE[dtype]}; call "
+            f"jax.config.update('jax_enable_x64', True) first, or cast {name} to {_WIDE[dtype]}"
         )
     return jnp.asarray(value)
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.spectral import norm, safe_divide, vary
-from eagle_jax.update import matmul
+from eagle_jax.linalg import matmul, norm, safe_divide, worst
+from eagle_jax.spectral import vary
 
 
 class Errors(NamedTuple):
@@ -62,10 +62,6 @@ def times_transpose(R, M):
 
     rest = matmul(R[:, whole:], M[:, whole:].T)
     return jax.lax.fori_loop(0, whole // _CHUNK, add, vary(rest, R[0, 0] + M[0, 0]))
-
-
-def worst(x):
-    return jnp.max(x, initial=0)
 
 
 def settled(errors: Errors, stationary, growth, rtol):

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.linalg import adjoint, matmul, norm
 from eagle_jax.machines import Alone, Peers
 from eagle_jax.solution import Solution
-from eagle_jax.spectral import norm
-from eagle_jax.update import matmul
 
 
 def tangent(J, blocks, tangents, peers: Alone | Peers = Alone()):  # noqa: B008  it has no state
@@ -24,10 +23,10 @@ def tangent(J, blocks, tangents, peers: Alone | Peers = Alone()):  # noqa: B008 
     if C is None:
         C, dC = jnp.eye(A.shape[0], dtype=A.dtype), jnp.zeros((A.shape[0],) * 2, A.dtype)
     W, Y = peers.sum(matmul(B, J)), matmul(J, C)
-    outside, inverse = C - peers.sum(matmul(A, Y)), peers.sum(matmul(J.T, Y))
+    outside, inverse = C - peers.sum(matmul(A, Y)), peers.sum(matmul(adjoint(J), Y))
     R = B - matmul(W, A)
-    parts = matmul(dB - matmul(W, dA), Y) + matmul(matmul(W, J.T), matmul(dA.T, outside))
-    return peers.sum(parts + matmul(R, matmul(dA.T, inverse))) + matmul(W, dC)
+    parts = matmul(dB - matmul(W, dA), Y) + matmul(matmul(W, adjoint(J)), matmul(adjoint(dA), outside))
+    return peers.sum(parts + matmul(R, matmul(adjoint(dA), inverse))) + matmul(W, dC)
 
 
 def pseudo_inverse(A, estimate):
@@ -37,8 +36,8 @@ def pseudo_inverse(A, estimate):
     """
     d, n = A.shape
     wide = d <= n
-    solution = estimate(A.T if wide else A, jnp.eye(min(d, n), dtype=A.dtype))
-    J = solution.value.T if wide else solution.value
+    solution = estimate(adjoint(A) if wide else A, jnp.eye(min(d, n), dtype=A.dtype))
+    J = adjoint(solution.value) if wide else solution.value
     return jnp.where(solution.stats.backward_error <= jnp.finfo(A.dtype).eps ** 0.5, J, jnp.nan)
 
 
@@ -47,7 +46,7 @@ def shared_pseudo_inverse(A, estimate, peers: Peers):
 
     A^T (A A^T)^+, and two Newton-Schulz steps J (2 I - A J) against the squared condition number in it.
     """
-    J = matmul(A.T, estimate(peers.sum(matmul(A, A.T)), jnp.eye(A.shape[0], dtype=A.dtype)).value)
+    J = matmul(adjoint(A), estimate(peers.sum(matmul(A, adjoint(A))), jnp.eye(A.shape[0], dtype=A.dtype)).value)
     for _ in range(2):
         J = 2 * J - matmul(J, peers.sum(matmul(A, J)))
     left = matmul(peers.sum(matmul(A, J)), A) - A

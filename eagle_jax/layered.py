@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from eagle_jax.linalg import matmul, norm, safe_divide
 from eagle_jax.machines import Alone, Peers
 from eagle_jax.plain import DIVERGED
 from eagle_jax.schedules import LayerSteps
 from eagle_jax.solution import DistributedStats, Method, Solution, Stats, Status
-from eagle_jax.spectral import condition_of, norm, safe_divide, vary
-from eagle_jax.update import State, matmul, update
+from eagle_jax.spectral import condition_of, vary
+from eagle_jax.update import State, update
 
 _PROBES = 4
 
@@ -91,10 +92,12 @@ def solve(A, B, C, rtol, schedule: LayerSteps, axis_name=None) -> Solution:
     status = jnp.where(error <= rtol, status, Status.MAX_STEPS)
     status = jnp.where(sound & jnp.all(jnp.isfinite(D)), status, Status.BREAKDOWN)
     status = jnp.where(dirty > 0, Status.NONFINITE, status).astype(jnp.int32)
-    stats = Stats(jnp.asarray(len(schedule.eta_rho), jnp.int32), jnp.asarray(0, jnp.int32), error, size, kappa)
+    steps = jnp.asarray(len(schedule.eta_rho), jnp.int32)
+    stats = Stats(steps, error, size, kappa, jnp.full_like(steps, -1))
     if axis_name is not None:
         sent = len(schedule.eta_rho) * (C.size + D.size) + (A.shape[0] + B.shape[0]) * _PROBES
         method, floats = jnp.asarray(Method.AVERAGING, jnp.int32), jnp.asarray(sent, jnp.float32)
         cheaper = floats > A.shape[0] * (A.shape[0] + 1) / 2
-        stats = DistributedStats(*stats, method, stats.steps, floats, cheaper)
+        none = jnp.zeros_like(steps)
+        stats = DistributedStats(steps, none, error, size, kappa, method, steps, floats, cheaper)
     return Solution(jnp.where(dirty > 0, jnp.nan, D[:, :wanted]), status, stats)

@@ -19,6 +19,11 @@ def square(x):
     return jnp.real(x * x.conj())
 
 
+def times(x, scale):
+    """x scaled by real numbers."""
+    return x * jnp.asarray(scale, x.dtype)
+
+
 def norm(x, axis=None, keepdims=False):
     return jnp.sqrt(jnp.sum(square(x), axis=axis, keepdims=keepdims))
 
@@ -50,8 +55,9 @@ def power_of_two(size):
 
 
 def varying_like(tree, *like):
-    """`tree` unchanged, but typed as varying over the mesh axes that `like` varies over: a loop's carry must start as it
-    goes on.
+    """`tree` unchanged, but typed as varying over the mesh axes that `like` varies over.
+
+    A loop's carry must start as it goes on.
     """
     axes = frozenset().union(*map(_varying_axes, jax.tree.leaves(like)))
 
@@ -64,6 +70,16 @@ def varying_like(tree, *like):
 
 def _varying_axes(x) -> frozenset:
     return jax.typeof(x).manual_axis_type.varying
+
+
+def numbers(count: int):
+    """0, 1, ..., count - 1."""
+    return jnp.arange(count, dtype=jnp.int32)
+
+
+def repeat(count, step, start):
+    """step(i, carry) for i = 0, ..., count - 1; counted in 32 bits, as all indices here."""
+    return lax.fori_loop(jnp.int32(0), jnp.asarray(count, jnp.int32), step, start)
 
 
 def put(x, block, *start):

@@ -56,14 +56,13 @@ class _State(NamedTuple):
 class EAGLE(lineax.AbstractLinearSolver[_State]):
     """`lineax.linear_solve(operator, vector, EAGLE())`: the minimum-norm least-squares solution, by `eagle_jax.lstsq`.
 
-    `rtol`, `rcond` and `max_steps` are those of `eagle_jax.solve`. The solution's stats have its `Status` as a number,
-    `num_steps` and `backward_error`. Real operators only. One solve conditions the operator for one vector; for many
+    `rtol` and `rcond` are those of `eagle_jax.solve`. The solution's stats have its `Status` as a number,
+    `num_steps` and `backward_error`. One solve conditions the operator for one vector; for many
     vectors at once, `eagle_jax.lstsq(a, b)` takes a matrix b.
     """
 
     rtol: float | None = eqx.field(default=None, static=True)
     rcond: float | None = eqx.field(default=None, static=True)
-    max_steps: int | None = eqx.field(default=None, static=True)
 
     def init(self, operator: lineax.AbstractLinearOperator, options: dict[str, Any]) -> _State:
         del options
@@ -72,7 +71,7 @@ class EAGLE(lineax.AbstractLinearSolver[_State]):
     def compute(self, state: _State, vector, options: dict[str, Any]):
         del options
         b = ravel_vector(vector, state.structures)
-        x, status, stats = lstsq(state.matrix, b, rtol=self.rtol, rcond=self.rcond, max_steps=self.max_steps)
+        x, status, stats = lstsq(state.matrix, b, rtol=self.rtol, rcond=self.rcond)
         about = {"status": status, "num_steps": stats.steps, "backward_error": stats.backward_error}
         return unravel_solution(x, state.structures), _result(status), about
 
@@ -82,7 +81,7 @@ class EAGLE(lineax.AbstractLinearSolver[_State]):
 
     def conj(self, state: _State, options: dict[str, Any]):
         del options
-        return state, {}  # real matrices only, see `eagle_jax.blocks`
+        return _State(state.matrix.conj(), state.structures), {}
 
     def assume_full_rank(self):
         return False

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eagle_jax.scaling import power_of_two, step_budget
+from eagle_jax.linalg import matmul, norm, power_of_two
+from eagle_jax.scaling import step_budget
 from eagle_jax.schedules import SETTLE
 from eagle_jax.solution import DistributedStats, Method, Solution, Status
-from eagle_jax.spectral import energy_bound, norm, rows, vary
-from eagle_jax.update import State, matmul, update
+from eagle_jax.spectral import energy_bound, rows, vary
+from eagle_jax.update import State, update
 
 ACCELERATIONS = ("none", "freeze", "krylov", "auto")
 # What a solve may take when no limit is given.

@@ -27,9 +27,9 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.blocks import as_matrices
+from eagle_jax.linalg import matmul
 from eagle_jax.solution import Solution
 from eagle_jax.solve import estimate
-from eagle_jax.update import matmul
 
 
 class Nystrom(NamedTuple):

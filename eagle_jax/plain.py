@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from eagle_jax.certificate import Errors, backward_error, settled
-from eagle_jax.scaling import power_of_two, step_budget
+from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide
+from eagle_jax.scaling import step_budget
 from eagle_jax.schedules import FixedSteps
 from eagle_jax.solution import Solution, Stats, Status
-from eagle_jax.spectral import energy_bound, norm, safe_divide, vary
-from eagle_jax.update import State, matmul, update, update_estimate
+from eagle_jax.spectral import energy_bound, vary
+from eagle_jax.update import State, update, update_estimate
 
 # A residual this much larger than at the start is divergence, not a detour.
 DIVERGED = 1e3
@@ -144,7 +145,7 @@ def _finish(c: _Loop, value, scales, size, exhausted, fixed) -> Solution:
     finite = jnp.isfinite(scales)
     status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)
     growth = _growth(fixed, c.steps, value.dtype)
-    stats = Stats(c.steps, jnp.zeros_like(c.steps), c.errors.backward, size, growth)
+    stats = Stats(c.steps, c.errors.backward, size, growth, jnp.full_like(c.steps, -1))
     return Solution(jnp.where(finite, value, jnp.nan), status, stats)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from eagle_jax.update import matmul
+from eagle_jax.linalg import matmul
 
 FAMILIES = ("svd", "gaussian", "student_t", "correlated", "rademacher", "block")
 GALLERY = ("hilbert", "kahan", "vandermonde", "lauchli", "graded", "gapped")

@@ -25,11 +25,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from eagle_jax.blocks import as_matrices, check_equal
+from eagle_jax.linalg import matmul
 from eagle_jax.plain import scaled_state
 from eagle_jax.scaling import step_budget
 from eagle_jax.schedules import FixedSteps, resolve
 from eagle_jax.spectral import vary
-from eagle_jax.update import matmul, update_estimate
+from eagle_jax.update import update_estimate
 
 
 class StoppingPath(NamedTuple):

@@ -11,9 +11,10 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.linalg import matmul
 from eagle_jax.schedules import SETTLED, cycle
 from eagle_jax.spectral import vary
-from eagle_jax.update import matmul, update_energy
+from eagle_jax.update import update_energy
 
 Family = Literal["orthogonal", "columns", "rotated"]
 # What is folded into the key for other things than a step's sketch.

@@ -19,14 +19,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from eagle_jax import plain
-from eagle_jax.certificate import Errors, worst
+from eagle_jax.certificate import Errors
+from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, worst
 from eagle_jax.machines import Alone, Peers
-from eagle_jax.scaling import power_of_two, step_budget
+from eagle_jax.scaling import step_budget
 from eagle_jax.schedules import CYCLE, SETTLED, FixedSteps
 from eagle_jax.sketch import PROBES, Sketch
 from eagle_jax.solution import DistributedStats, Method, SketchedStats, Solution, Status
-from eagle_jax.spectral import norm, safe_divide, sharp_energy_bound
-from eagle_jax.update import State, matmul, sketched, update, update_estimate
+from eagle_jax.spectral import sharp_energy_bound
+from eagle_jax.update import State, sketched, update, update_estimate
 
 # Eight columns A x and eight g, the last ones of C and D.
 _EACH = 8

@@ -51,18 +51,18 @@ class Stats(NamedTuple):
     """Measured during the solve.
 
     Attributes:
-      steps: conditioning steps taken, each one Update of A.
-      inner_steps: Krylov iterations on the thin blocks between them (0 for plain schedules).
+      steps: the paper's steps; for the factorisation, passes of refinement.
       backward_error: residual measure that decided `status`, see `eagle_jax.solve`.
-      norm: estimate of ||A||_2 from above.
+      norm: estimate of ||A||_2.
       condition: estimate of ||A||_2 / (smallest singular value that the answer needed).
+      rank: how many singular values of A the answer has used; -1 where the paper's steps do not know.
     """
 
     steps: jax.Array
-    inner_steps: jax.Array
     backward_error: jax.Array
     norm: jax.Array
     condition: jax.Array
+    rank: jax.Array
 
 
 class SketchedStats(NamedTuple):
@@ -70,12 +70,12 @@ class SketchedStats(NamedTuple):
 
     Attributes:
       steps: sketches used.
-      dense_steps: Updates of the whole A afterwards; 0 if the sketches were enough.
+      dense_steps: passes of refinement by the factorisation of all of A afterwards; 0 if the sketches were enough.
       backward_error: estimate of ||B - W A|| / (||A|| ||W|| + ||B||) from random columns.
       norm: ||A||_F.
       condition: estimate of ||A|| / (smallest singular value that the sketches resolved).
 
-    After dense steps the last three are as in `Stats`.
+    After those the last three are as in `Stats`.
     """
 
     steps: jax.Array

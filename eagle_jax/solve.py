@@ -9,23 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eagle_jax import accelerated, averaging, derivatives, engine, fallback, layered, machines, plain, sketched
+from eagle_jax import accelerated, averaging, derivatives, fallback, layered, machines, plain, sketched
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal, lanes
+from eagle_jax.linalg import epsilon, matmul, norm, real_dtype, safe_divide
+from eagle_jax.methods import auto
+from eagle_jax.methods.factor import default_rcond
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, LayerSteps, resolve
 from eagle_jax.sketch import Sketch
 from eagle_jax.solution import SketchedStats, Solution, Stats, Status
-from eagle_jax.spectral import condition_number, norm, safe_divide, vary
-from eagle_jax.update import State, matmul
+from eagle_jax.spectral import condition_number, vary
+from eagle_jax.update import State
 
 
 class Settings(NamedTuple):
     """Static arguments, resolved and checked."""
 
     rtol: float
-    rcond: float
+    rcond: float | None
     max_steps: int | None
     schedule: FixedSteps | LayerSteps | None  # None: optimal
-    condition_dtype: np.dtype | None = None
+
+    def limits(self, A) -> tuple[float, float, int | None]:
+        """(rtol, rcond, max_steps) of the paper's steps."""
+        return self.rtol, default_rcond(A) if self.rcond is None else self.rcond, self.max_steps
 
 
 def solve(
@@ -37,7 +43,6 @@ def solve(
     rcond=None,
     max_steps=None,
     schedule=OPTIMAL,
-    condition_dtype=None,
     sketch: Sketch | None = None,
     ridge=None,
     axis_name=None,
@@ -45,27 +50,27 @@ def solve(
 ) -> Solution:
     """Fills in the hidden block of [[A, C], [B, D]]: `value` = D = B A^+ C (d' x n').
 
-    Works under jit, vmap, grad and in float32 or float64; A may have any shape and rank. Subnormal entries are zeros,
-    as they are to XLA. Derivatives of any order are those of B A^+ C, for changes of A that keep its rank, whatever the
-    schedule; they are taken at the solution, and take a solve with min(d, n) right-hand sides. Where that has lost more
-    than half of its digits they are NaN.
+    Works under jit, vmap, grad and in float32, float64, complex64 or complex128 (the paper's steps, sketches and
+    machines: real data only); A may have any shape and rank. Subnormal entries are zeros, as they are to XLA.
+    Derivatives of any order are those of B A^+ C, for changes of A that keep its rank, whatever the schedule; they are
+    taken at the solution, and take a solve with min(d, n) right-hand sides. Where that has lost more than half of its
+    digits they are NaN.
 
     Args:
       A, B, C: d x n, d' x n and d x n'. Leading dimensions are a batch, and broadcast; every lane has its status.
-      rtol: backward error to reach, 32 eps by default (the solver aims at a quarter of it). CONVERGED means that
-        min(||R||/(||A|| ||W|| + ||B||), ||R A^T||/(||A|| ||R||)) <= rtol for R = B - W A and every row of B, measured
-        on the A and B you gave (or the same for A y = C, whichever of B and C is thinner). Plain schedules of `solve`
-        know D and no W: there it is what is left of C, or what A still explains of it.
-      rcond: singular values below rcond*||A|| need not be resolved; eps*max(d, n) by default. It is a budget of steps
-        and no sharp filter: values within a factor of ten of the cut are damped.
-      max_steps: stop after that many Updates of A.
-      schedule: "optimal" (default), "paper" (eta=1/3, gamma=1), "emergent", a pair (eta, gamma) or a `FixedSteps`.
-        Anything but "optimal" runs the paper's plain iteration. A `LayerSteps`, for `solve` without a sketch, runs all
-        its steps and nothing else, whatever max_steps and acceleration say; the status tells whether that was enough.
-      condition_dtype: condition A in that lower precision, e.g. float32 for float64 data or bfloat16 on accelerators,
-        and refine to rtol in the precision of the data. Where that does not get there (in float32 from condition
-        numbers of about 1e5 on, or deficient rank), the whole solve runs again in the precision of the data. For
-        "optimal" without max_steps, sketch or axis_name.
+      rtol: backward error to reach, 32 eps by default (the solver aims at a quarter of it). CONVERGED means, for every
+        row b of B, w of W and with r = b - w A: what A still explains of r is at most rtol (sum |w_i| ||a_i|| + ||b||),
+        a_i the rows of A that you gave, so that a row of A may be wrong in its own size only (or the same for A y = C,
+        whichever of B and C is thinner). Plain schedules of `solve` know D and no W: there it is what is left of C, or
+        what A still explains of it.
+      rcond: singular values at or below rcond*||A||_2 are dropped, as numpy does. The default, eps*max(d, n) and never
+        more than sqrt(eps), drops what rounding cannot tell from zero when the rows of A are scaled to equal lengths
+        (the columns, if there are more rows). To the paper's steps it is a budget of steps.
+      max_steps: stop the paper's iteration after that many Updates of A.
+      schedule: "optimal" (default: a rank-revealing factorisation), "paper" (eta=1/3, gamma=1), "emergent", a pair
+        (eta, gamma) or a `FixedSteps`. Anything but "optimal" runs the paper's plain iteration. A `LayerSteps`, for
+        `solve` without a sketch, runs all its steps and nothing else, whatever max_steps and acceleration say; the
+        status tells whether that was enough.
       sketch: a `Sketch`: a sketched step costs O(n d r), where d x n x d is too much. `stats` is a `SketchedStats`,
         max_steps counts sketches, and the backward error is estimated from random columns. "optimal" takes about
         rank(A)/r sketches if B = W A, and ends at B A^+ C for all other data too, by dense steps; with max_steps it
@@ -81,7 +86,7 @@ def solve(
         is right for all data. Machines that sketch average: there "auto" is "none".
     """
     A, B, C = as_blocks(A, B, C, batched=axis_name is None)
-    settings = _settings(A, rtol, rcond, max_steps, schedule, condition_dtype)
+    settings = _settings(A, rtol, rcond, max_steps, schedule)
     return _dispatch(A, B, C, settings, sketch, ridge, axis_name, acceleration)
 
 
@@ -93,7 +98,6 @@ def estimate(
     rcond=None,
     max_steps=None,
     schedule=OPTIMAL,
-    condition_dtype=None,
     sketch: Sketch | None = None,
     ridge=None,
     axis_name=None,
@@ -102,13 +106,11 @@ def estimate(
     """The parameter W* = B A^+ (d' x d) in `value`; the minimum-norm minimiser of ||W A - B||. See `solve`."""
     A, B = as_matrices(A=A, B=B, batched=axis_name is None)
     check_equal("columns", "B", B.shape[-1], "A", A.shape[-1])
-    settings = _settings(A, rtol, rcond, max_steps, schedule, condition_dtype)
+    settings = _settings(A, rtol, rcond, max_steps, schedule)
     return _dispatch(A, B, None, settings, sketch, ridge, axis_name, acceleration)
 
 
-def lstsq(
-    a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, condition_dtype=None, ridge=None
-) -> Solution:
+def lstsq(a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, ridge=None) -> Solution:
     """numpy's orientation: the minimum-norm x that minimises ||a x - b||; a: m x k, b: m or m x p. See `solve`.
 
     In a batch, b has as many dimensions as a, or one less: a batch of vectors.
@@ -118,7 +120,7 @@ def lstsq(
     a, b = as_matrices(a=a, b=b[..., None] if vector else b, batched=True)
     if a.shape[-2] != b.shape[-2]:
         raise ValueError(f"b has {b.shape[-2]} rows but a has {a.shape[-2]}; they must agree (a: m x k, b: m or m x p)")
-    settings = _settings(a, rtol, rcond, max_steps, schedule, condition_dtype)
+    settings = _settings(a, rtol, rcond, max_steps, schedule)
     W, status, stats = _dispatch(a.mT, b.mT, None, settings, None, ridge, None, "auto")
     return Solution(W[..., 0, :] if vector else W.mT, status, stats)
 
@@ -184,42 +186,35 @@ def trajectory(
     return _trajectory(A, B, C, sketch, steps, fixed)
 
 
-def _settings(A, rtol, rcond, max_steps, schedule, condition_dtype) -> Settings:
-    eps = float(jnp.finfo(A.dtype).eps)
+def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
+    eps = epsilon(A.dtype)
     rtol = 32 * eps if rtol is None else float(rtol)
-    rcond = eps * max(*A.shape[-2:], 1) if rcond is None else float(rcond)
+    rcond = None if rcond is None else float(rcond)
     if not eps <= rtol < 1:
         raise ValueError(f"rtol={rtol}; expected a number between {A.dtype}'s eps={eps:.1e} and 1, or None for 32*eps")
-    if not 0 < rcond < 1:
-        raise ValueError(f"rcond={rcond}; expected a number between 0 and 1, or None for eps*max(A.shape)")
+    if rcond is not None and not 0 <= rcond < 1:
+        raise ValueError(f"rcond={rcond}; expected a number from 0 to less than 1, or None for eps*max(A.shape)")
     if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
         raise ValueError(f"max_steps={max_steps}; expected a positive integer, or None for what rcond allows")
     fixed = resolve(schedule)
-    if condition_dtype is not None:
-        condition_dtype = _lower_precision(condition_dtype, A.dtype)
-        if fixed is not None or max_steps is not None:
-            raise ValueError(
-                f'condition_dtype={condition_dtype} with {schedule=}, {max_steps=}; it needs "optimal", None'
-            )
-    return Settings(rtol, rcond, max_steps, fixed, condition_dtype)
-
-
-def _lower_precision(condition_dtype, dtype) -> np.dtype | None:
-    """Checked; None if it is the precision of the data."""
-    try:
-        chosen = jnp.dtype(condition_dtype)
-    except TypeError as error:
-        raise ValueError(f"condition_dtype={condition_dtype!r}; expected a floating type, e.g. jnp.float32") from error
-    if not jnp.issubdtype(chosen, jnp.floating) or jnp.finfo(chosen).bits > jnp.finfo(dtype).bits:
-        raise ValueError(f"condition_dtype={chosen}; expected a floating type no wider than the data's {dtype}")
-    return None if chosen == dtype else chosen
+    if fixed is not None and jnp.issubdtype(A.dtype, jnp.complexfloating):
+        raise TypeError(
+            f'schedule={schedule!r} with {A.dtype}; the paper\'s steps are for real data, "optimal" for any'
+        )
+    return Settings(rtol, rcond, max_steps, fixed)
 
 
 def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, ridge, axis_name, acceleration) -> Solution:
     if acceleration not in machines.ACCELERATIONS:
         raise ValueError(f"acceleration={acceleration!r}; expected one of {machines.ACCELERATIONS}")
-    if settings.condition_dtype is not None and not (sketch is None and axis_name is None):
-        raise ValueError("condition_dtype with a sketch or axis_name; it is for the dense solver on one machine")
+    alone = sketch is None and axis_name is None
+    if not alone and jnp.issubdtype(A.dtype, jnp.complexfloating):
+        raise TypeError(f"{A.dtype} with a sketch or axis_name; these are for real data, one machine for any")
+    if alone and settings.schedule is None and settings.max_steps is not None:
+        raise ValueError(
+            f'max_steps={settings.max_steps} with schedule="optimal", which is a factorisation; leave it out, or use '
+            'schedule="paper"'
+        )
     if ridge is not None:
         A, B = _with_ridge(A, B, ridge, axis_name)
     sketch = _useful(sketch, A)
@@ -256,7 +251,7 @@ def _whole_estimate(settings: Settings):
     """estimate(A, B) to full accuracy, with the cut-off that the caller chose."""
 
     def estimate(A, B):
-        exact = Settings(32 * float(jnp.finfo(A.dtype).eps), settings.rcond, None, None)
+        exact = Settings(32 * epsilon(A.dtype), settings.rcond, None, None)
         return _alone(A, B, None, None, exact)
 
     return estimate
@@ -285,14 +280,14 @@ def _sketched(A, B, C, sketch: Sketch, settings: Settings) -> Solution:
     if isinstance(settings.schedule, LayerSteps):
         raise ValueError("schedule=LayerSteps(...) with a sketch; its steps are those of the whole A, leave sketch out")
     if settings.schedule is not None:
-        return sketched.run_plain(A, B, C, sketch, None, *settings[:3], settings.schedule)
-    answer = sketched.run_deflation(A, B, C, sketch, *settings[:3])
+        return sketched.run_plain(A, B, C, sketch, None, *settings.limits(A), settings.schedule)
+    answer = sketched.run_deflation(A, B, C, sketch, *settings.limits(A))
     if settings.max_steps is not None:
         return answer
 
     def densely(A, B, C, sketches):
         value, status, stats = _estimate(A, B, settings) if C is None else _solve(A, B, C, settings)
-        return Solution(value, status, SketchedStats(sketches, stats.steps, *stats[2:]))
+        return Solution(value, status, SketchedStats(sketches, *stats[:4]))
 
     answered = (answer.status == int(Status.CONVERGED)) | (answer.status == int(Status.NONFINITE))
     return fallback.unless(answered, answer, densely, A, B, C, answer.stats.steps)
@@ -303,7 +298,7 @@ def _solve(A, B, C, settings: Settings) -> Solution:
     if isinstance(settings.schedule, LayerSteps):
         return layered.solve(A, B, C, settings.rtol, settings.schedule)
     if settings.schedule is not None and 0 not in A.shape:
-        return plain.solve(A, B, C, *settings[:3], settings.schedule)
+        return plain.solve(A, B, C, *settings.limits(A), settings.schedule)
     if B.shape[0] <= C.shape[1]:
         return Prepared(_estimate(A, B, settings))(C)
     transposed = Prepared(_estimate(A.T, C.T, settings))(B.T)
@@ -317,17 +312,28 @@ def _estimate(A, B, settings: Settings) -> Solution:
     if isinstance(settings.schedule, LayerSteps):
         raise ValueError("schedule=LayerSteps(...) is for solve and trajectory; W* is solve(A, B, identity)")
     if settings.schedule is None:
-        return _optimal(A, B, settings)
-    solution = plain.estimate(A, B, *settings[:3], settings.schedule)
+        return _factored(A, B, settings)
+    solution = plain.estimate(A, B, *settings.limits(A), settings.schedule)
     # Plain steps call it converged where rounding stops them, wherever that is.
     refuted = (solution.status == int(Status.CONVERGED)) & (solution.stats.backward_error > settings.rtol)
     status = jnp.where(refuted, Status.STAGNATED, solution.status).astype(jnp.int32)
     return solution._replace(status=status)
 
 
+def _factored(A, B, settings: Settings) -> Solution:
+    finite = jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(B))
+    A, B = (jnp.where(finite, x, 0) for x in (A, B))
+    W, error, passes, rank, size, inverse_size = auto.estimate(A, B, settings.rtol, settings.rcond)
+    status = jnp.where(error <= settings.rtol, Status.CONVERGED, Status.STAGNATED)
+    status = jnp.where(jnp.all(jnp.isfinite(W)), status, Status.BREAKDOWN)
+    status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)
+    stats = Stats(passes, error, size, jnp.maximum(size * inverse_size, 1), rank)
+    return Solution(jnp.where(finite, W, jnp.nan), status, stats)
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Settings, acceleration) -> Solution:
-    rtol, rcond, limit, fixed, _ = settings
+    (rtol, rcond, limit), fixed = settings.limits(A), settings.schedule
     if isinstance(fixed, LayerSteps):
         if C is None:
             raise ValueError("schedule=LayerSteps(...) is for solve and trajectory; W* is solve(A, B, identity)")
@@ -367,30 +373,13 @@ def _among_machines_jvp(axis_name, settings, acceleration, primals, tangents):
     return solution, derivatives.with_tangent(solution, derivatives.tangent(J, blocks, tangents[:3], peers))
 
 
-def _optimal(A, B, settings: Settings) -> Solution:
-    fast = Solution(*engine.least_squares(A, B, *settings[:3], settings.condition_dtype))
-    if settings.max_steps is not None:
-        return fast
-
-    # At condition numbers near 1/eps the paper's short steps, which never turn a singular value back, lose less.
-    # What they call converged there is the rounding floor of their own residuals, and may be above rtol.
-    def plainly(A, B, fast):
-        slow = plain.estimate(A, B, *settings[:3], PAPER)
-        converged, error = slow.status == int(Status.CONVERGED), slow.stats.backward_error
-        status = jnp.where(converged & (error > settings.rtol), Status.STAGNATED, slow.status).astype(jnp.int32)
-        better = converged & (error < fast.stats.backward_error)
-        return jax.tree.map(lambda new, old: jnp.where(better, new, old), slow._replace(status=status), fast)
-
-    answered = (fast.status == int(Status.CONVERGED)) | (fast.status == int(Status.NONFINITE))
-    return fallback.unless(answered, fast, plainly, A, B, fast)
-
-
 def _empty(value, A, B) -> Solution:
     """The pseudo-inverse of an empty or unasked-for A is empty: the answer is exact."""
     finite = jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(B))
     status = jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32)
-    zero, one = jnp.zeros((), A.dtype), jnp.ones((), A.dtype)
-    return Solution(value, status, Stats(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), zero, zero, one))
+    none, real = jnp.zeros((), jnp.int32), real_dtype(A.dtype)
+    zero, one = jnp.zeros((), real), jnp.ones((), real)
+    return Solution(value, status, Stats(none, zero, zero, one, none))
 
 
 _layers = jax.jit(layered.trajectory, static_argnums=3)

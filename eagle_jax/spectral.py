@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.update import matmul
+from eagle_jax.linalg import matmul, norm
 
 _PROBES = 4
 _POWER_STEPS = 24
@@ -18,15 +18,6 @@ def vary(tree, like):
     """`tree` unchanged, but typed as computed from `like`: in shard_map a loop's carries must all vary alike."""
     anchor = jnp.ravel(like)[0] > 0
     return jax.tree.map(lambda x: jnp.where(anchor, x, x), tree)
-
-
-def safe_divide(a, b):
-    """a / b, and 0 where b is not positive."""
-    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
-
-
-def norm(x, axis=None, keepdims=False):
-    return jnp.sqrt(jnp.sum(x * x, axis=axis, keepdims=keepdims))
 
 
 def rows(x, y):

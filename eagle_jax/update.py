@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.linalg import matmul
+
 
 class State(NamedTuple):
     """The four blocks of [[A, C], [B, D]]; A: d x n, B: d' x n, C: d x n', D: d' x n'."""
@@ -18,11 +20,6 @@ class State(NamedTuple):
     B: jax.Array
     C: jax.Array
     D: jax.Array
-
-
-def matmul(a, b):
-    """a @ b in full working precision: accelerator defaults are too coarse for a second-order method."""
-    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
 def _identity(delta):

@@ -194,9 +194,6 @@ def precision(rounds):
             methods = {
                 "jnp.linalg.lstsq (SVD)": competitors()["jnp.linalg.lstsq (SVD)"],
                 "eagle_jax": jax.jit(lambda A, B: eagle_jax.estimate(A, B).value),
-                "eagle_jax, float32 steps": jax.jit(
-                    lambda A, B: eagle_jax.estimate(A, B, condition_dtype=jnp.float32).value
-                ),
             }
             name = f"{d}x{n}, kappa {kappa:.0e}" + (", noisy" if noisy else "")
             times = rounds if d < 500 else max(3, rounds // 3)

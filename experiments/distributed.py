@@ -33,7 +33,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import eagle_jax
 from eagle_jax import Method, Solution, Status
-from eagle_jax.update import matmul
+from eagle_jax.linalg import matmul
 from experiments import common
 
 ITEM = "distributed"

@@ -151,9 +151,6 @@ def rows() -> dict[str, dict[str, str]]:
         "eagle_jax": lambda A, b: eagle_jax.lstsq(A, b, ridge=0.5).value,
         "matfree LSMR": lambda A, b: _lsmr(lambda u: A.T @ u, b, damp=0.5**0.5)[0],
     }
-    mixed: dict[str, Callable] = {
-        "eagle_jax": lambda A, b: eagle_jax.lstsq(A, b, condition_dtype=jnp.float32).value,
-    }
     sharded: dict[str, Callable] = {
         "eagle_jax": lambda A, b: eagle_jax.solve_workers(
             A.T.reshape(20, 4, 15).swapaxes(0, 1), b.reshape(1, 4, 15).swapaxes(0, 1), np.eye(20)
@@ -185,7 +182,6 @@ def rows() -> dict[str, dict[str, str]]:
         "leading batch dimensions": each(leading_dimensions, SOLVERS, tall, b),
         "NaN in A, inside jit": each(failure, VERDICTS, tall, b),
         "ridge": each(ridge_value, ridge, tall, b),
-        "conditioning in float32": each(value, mixed, tall, b, exactly),
         "rows of A on 4 machines": each(value, sharded, tall, b, exactly),
         "complex A": each(value, SOLVERS, wavy, b.astype(complex), np.linalg.lstsq(wavy, b, rcond=None)[0]),
         "kernel matrix of rank 4, Nyström": each(

@@ -123,21 +123,21 @@ def test_pytrees_and_operators_without_a_matrix():
 
 
 def test_failures_are_lineax_results():
-    hard = jnp.asarray(helpers.with_spectrum(np.random.default_rng(0), 5, 5, np.geomspace(1, 1e-12, 5)))
     easy, b = matrix(*SHAPES["square"]), vector(5)
+    huge = 1e308 * jnp.eye(5)  # the answer is out of range
 
     def run(a, b, throw=False):
-        return lineax.linear_solve(lineax.MatrixLinearOperator(a), b, EAGLE(max_steps=6), throw=throw)
+        return lineax.linear_solve(lineax.MatrixLinearOperator(a), b, EAGLE(), throw=throw)
 
-    found = jax.vmap(run)(jnp.stack([easy, easy, hard]), jnp.stack([b, b.at[0].set(jnp.nan), b]))
+    found = jax.vmap(run)(jnp.stack([easy, easy, 1 / huge]), jnp.stack([b, b.at[0].set(jnp.nan), 1e10 * b]))
     result, stats = found.result, found.stats
-    expected = (lineax.RESULTS.successful, lineax.RESULTS.nonfinite_input, lineax.RESULTS.max_steps_reached)
+    expected = (lineax.RESULTS.successful, lineax.RESULTS.nonfinite_input, lineax.RESULTS.breakdown)
     for lane, meaning in enumerate(expected):
         assert jax.tree.map(lambda x, lane=lane: x[lane], result) == meaning
-    assert stats["status"].tolist() == [Status.CONVERGED, Status.NONFINITE, Status.MAX_STEPS]
-    assert stats["num_steps"][2] == 6 and stats["backward_error"][0] < 1e-14 < stats["backward_error"][2]
-    with pytest.raises(Exception, match="maximum number of solver steps"):
-        run(hard, b, throw=True)
+    assert stats["status"].tolist() == [Status.CONVERGED, Status.NONFINITE, Status.BREAKDOWN]
+    assert stats["backward_error"][0] < 1e-14
+    with pytest.raises(Exception, match="NaN|finite"):
+        run(easy, b.at[0].set(jnp.nan), throw=True)
 
 
 def test_every_status_has_a_result():

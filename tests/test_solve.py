@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import PAPER, State, Status, engine, update
+from eagle_jax import PAPER, State, Status, update
 from eagle_jax.certificate import times_transpose
+from eagle_jax.methods import gram
 from tests import helpers
 
 # name: d, n, rank
@@ -202,9 +203,11 @@ def test_memory_is_a_small_multiple_of_the_input(x64, shape):
 
 def test_settings_are_obeyed(x64, cheap_compilation):
     case = helpers.make_case(10, 10, np.float64, kappa=1e6)
+    _, status, stats = eagle_jax.solve(case.A, case.B, case.C, max_steps=2, schedule="paper")
+    assert status == Status.MAX_STEPS and stats.steps == 2
+    with pytest.raises(ValueError, match='max_steps=2 with schedule="optimal"'):
+        eagle_jax.solve(case.A, case.B, case.C, max_steps=2)
     for schedule in ("optimal", "paper"):
-        _, status, stats = eagle_jax.solve(case.A, case.B, case.C, max_steps=2, schedule=schedule)
-        assert status == Status.MAX_STEPS and stats.steps == 2
         loose = eagle_jax.solve(case.A, case.B, case.C, rtol=1e-3, schedule=schedule)
         tight = eagle_jax.solve(case.A, case.B, case.C, schedule=schedule)
         assert loose.status == tight.status == Status.CONVERGED
@@ -235,12 +238,12 @@ def test_long_products_in_chunks(x64, length):
 @pytest.mark.parametrize("rows", [12, 80])
 def test_wide_data_is_answered_by_its_gram_matrix(x64, rows):
     """Nothing else would show that the fast path had stopped certifying itself: the fallback is right, and slow."""
-    case = helpers.make_case(rows, 6 * rows, np.float64, kappa=1e3, consistent=False)
+    case = helpers.make_case(rows, 8 * rows, np.float64, kappa=1e3, consistent=False)
     rtol = 32 * helpers.eps(float)
-    W, error, stats = engine.gram_and_solve(jnp.asarray(case.A), jnp.asarray(case.B), False, rtol, jnp.float64)
-    assert error <= rtol and stats.steps <= 16
+    answer = gram.gram(jnp.asarray(case.A), jnp.asarray(case.B), rtol, None)
+    assert answer.error <= rtol and answer.passes <= 3
     expected = np.asarray(case.B) @ np.linalg.pinv(np.asarray(case.A))
-    np.testing.assert_allclose(W, expected, atol=1e-10 * float(np.linalg.norm(expected)))
+    np.testing.assert_allclose(answer.value, expected, atol=1e-10 * float(np.linalg.norm(expected)))
 
 
 def test_large_condition_numbers_in_a_batch(x64, cheap_compilation):
@@ -277,17 +280,6 @@ def test_the_largest_numbers_are_finite():
     x, status, _ = eagle_jax.lstsq(big * jnp.eye(3), big * jnp.asarray([1.0, 0.5, 0.25]))
     assert status == int(Status.CONVERGED)
     np.testing.assert_allclose(x, [1.0, 0.5, 0.25], rtol=1e-5)
-
-
-def test_more_steps_do_not_worsen_the_status(cheap_compilation):
-    rng = np.random.default_rng(3)
-    A = rng.standard_normal((9, 9)).astype(np.float32)
-    A[4:] = A[:5]
-    b = rng.standard_normal(9).astype(np.float32)
-    for max_steps in (3, 4, 5):
-        _, status, stats = eagle_jax.lstsq(A, b, max_steps=max_steps)
-        assert stats.steps <= max_steps
-        assert (status == int(Status.CONVERGED)) == bool(stats.backward_error <= 32 * jnp.finfo(jnp.float32).eps)
 
 
 def test_a_trajectory_of_nothing_stays_finite():

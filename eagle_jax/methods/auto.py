@@ -1,20 +1,29 @@
 """Which dense method answers: chosen by A's shape, before tracing."""
 
+import jax
+
 from eagle_jax.linalg import adjoint
 from eagle_jax.methods import gram
 from eagle_jax.methods.factor import Answer, Factor
 
-# Gram matrices pay when A is at least this many times wider than high, or the other way round for A⁺ C.
+# Gram matrices pay when A is at least this many times wider than high.
 _LONG = 8
+# Problems of more entries than that go one after the other under vmap: each keeps the cores busy, and branches that a
+# batch would take for all lanes stay branches.
+_BATCHED = 64 * 64
 
 
-def estimate(A, B, rtol, rcond=None) -> Answer:
+def estimate(A, B, rtol: float, rcond: float | None) -> Answer:
     """W = B A⁺ of finite A and B."""
-    d, n = A.shape
-    return gram.estimate(A, B, rtol, rcond) if n >= _LONG * d and d >= 1 else Factor.of(A, rcond).estimate(B, rtol)
+
+    def one(A, B) -> Answer:
+        d, n = A.shape
+        return gram.estimate(A, B, rtol, rcond) if n >= _LONG * d else Factor.of(A, rcond).estimate(B, rtol)
+
+    return (one if A.size <= _BATCHED else jax.custom_batching.sequential_vmap(one))(A, B)
 
 
-def right(A, C, rtol, rcond=None) -> Answer:
+def right(A, C, rtol: float, rcond: float | None) -> Answer:
     """Y = A⁺ C."""
     answer = estimate(adjoint(A), adjoint(C), rtol, rcond)
     return answer._replace(value=adjoint(answer.value))

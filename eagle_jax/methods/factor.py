@@ -10,8 +10,8 @@ full rank     M = U S A, rows equilibrated by powers of two (S) and mixed by an 
 deficient     A = F P with F = (U S)⁻¹ L of full column rank; Fᴴ = L₂ P₂ in the caller's scaling, which the minimum norm
               is about; R = L₂ᴴ, V = P₂.
 truncated     where singular values are near rcond ‖A‖: [R, τ I] = L̃ [P₁, ·] holds no squares, and T = P₁ᴴP₁ has the
-              eigenvalues s²/(s² + τ²), above 1/2 just where s > τ. Sharpened to 0 and 1 by Updates it is the projector Π
-              on the leading right singular vectors: R ← L̃, P ← P₁ T⁻¹ Π P, numpy's answer for any rcond.
+              eigenvalues s²/(s² + τ²), above 1/2 just where s > τ. Sharpened to 0 and 1 by Updates it is the projector
+              Π on the leading right singular vectors: R ← L̃, P ← P₁ T⁻¹ Π P, numpy's answer for any rcond.
 
 All here is for a fat A (d ≤ n); `Factor` turns a tall one over.
 """
@@ -33,11 +33,14 @@ from eagle_jax.linalg import (
     get,
     matmul,
     norm,
+    numbers,
     power_of_two,
     put,
     real_dtype,
+    repeat,
     safe_divide,
     square,
+    times,
     varying_like,
     worst,
 )
@@ -72,7 +75,7 @@ def solve_right(G, t: Triangle):
         g = get(G, (G.shape[0], r), 0, c) - matmul(X, get(t.L, (W, r), 0, c))
         return put(X, get(X, g.shape, 0, c) + matmul(g, t.J[i]), 0, c)
 
-    return lax.fori_loop(0, t.blocks, block, varying_like(jnp.zeros_like(G), G, t))
+    return repeat(t.blocks, block, varying_like(jnp.zeros_like(G), G, t))
 
 
 def solve_left(t: Triangle, C):
@@ -84,14 +87,14 @@ def solve_left(t: Triangle, C):
         g = get(C, (r, C.shape[1]), c, 0) - matmul(get(t.L, (r, W), c, 0), Z)
         return put(Z, get(Z, g.shape, c, 0) + matmul(t.J[i], g), c, 0)
 
-    return lax.fori_loop(0, t.blocks, block, varying_like(jnp.zeros_like(C), C, t))
+    return repeat(t.blocks, block, varying_like(jnp.zeros_like(C), C, t))
 
 
 # ---- M = L P -------------------------------------------------------------------------------------------------------
 
 
 class LQ(NamedTuple):
-    """M[order] ~ T P. P: W x n, orthonormal rows, then zero ones; T lower triangular; row order[i] of M was the i-th."""
+    """M[order] ~ T P. P: W x n, orthonormal rows, then zero ones; T: triangular; order: of M's rows as they came in."""
 
     P: jax.Array
     T: Triangle
@@ -106,27 +109,27 @@ class _Progress(NamedTuple):
 
 
 def pivoted(G, cut2):
-    """(Q, order, kept): Q G Qᴴ = I on the leading rows, one for each pivot of G above cut2; row order[i] was pivot i."""
+    """(Q, order, kept): Q G Qᴴ = I on leading rows, one for each pivot of G above cut2; order: rows by their pivots."""
     r = G.shape[0]
-    index = jnp.arange(r, dtype=jnp.int32)
+    index = numbers(r)
 
     def step(i, carry):
         E, T, free, inverses, order = carry
         diagonal = jnp.where(free, jnp.real(jnp.diagonal(E)), -1)
-        p = jnp.argmax(diagonal)
+        p = jnp.argmax(diagonal).astype(jnp.int32)
         good = diagonal[p] > cut2
         inverse = jnp.where(good, 1 / jnp.where(good, diagonal[p], 1), 0)
         hit = (index == p) & good
         free = free & ~hit
-        c = jnp.where(free, E[:, p] * inverse, 0)[:, None]
-        order = jnp.where((index == i) & good, p.astype(jnp.int32), order)
+        c = jnp.where(free, times(E[:, p], inverse), 0)[:, None]
+        order = jnp.where((index == i) & good, p, order)
         return E - c * E[p], T - c * T[p], free, jnp.where(hit, inverse, inverses), order
 
     zeros, none = jnp.zeros(r, real_dtype(G.dtype)), jnp.zeros(r, jnp.int32)
     start = varying_like((G, jnp.eye(r, dtype=G.dtype), jnp.ones(r, bool), zeros, none), G, cut2)
-    _, T, free, inverses, order = lax.fori_loop(0, r, step, start)
+    _, T, free, inverses, order = repeat(r, step, start)
     k = jnp.sum(~free, dtype=jnp.int32)
-    Q = jnp.where((index < k)[:, None], (T * jnp.sqrt(inverses)[:, None])[order], 0)
+    Q = jnp.where((index < k)[:, None], times(T, jnp.sqrt(inverses)[:, None])[order], 0)
     return Q, order, ~free
 
 
@@ -137,7 +140,7 @@ def isometric(P, Y, c, k):
     rows were small remainders. They have length one by now, which is what makes the clearing lasting.
     """
     r = Y.shape[0]
-    eye = jnp.diag((jnp.arange(r) < k).astype(Y.dtype))
+    eye = jnp.diag((numbers(r) < k).astype(Y.dtype))
     enough = epsilon(Y.dtype) ** 0.5
 
     def step(carry):
@@ -168,7 +171,7 @@ def _enter(M, r, tol, s: _Progress) -> _Progress:
     size2 = jnp.sum(square(X), 1)
     Q, order, new = pivoted(matmul(X, adjoint(X)), jnp.maximum(tol**2, delta2 * jnp.max(size2)))
     k = jnp.sum(new, dtype=jnp.int32)
-    kept = jnp.arange(r) < k
+    kept = numbers(r) < k
     P, Y = isometric(P, matmul(Q, X), c, k)
     own = matmul(X, adjoint(Y))[order]
     waiting = s.waiting & ~new & (size2 > tol**2)
@@ -177,10 +180,10 @@ def _enter(M, r, tol, s: _Progress) -> _Progress:
         L=put(T.L, jnp.where(kept[:, None], put(K[order], own, 0, c), 0), c, 0),
         J=put(T.J, _inverse(own, Q[:, order], kept)[None], T.blocks, 0, 0),
         first=put(T.first, c[None], T.blocks),
-        blocks=T.blocks + (k > 0),
+        blocks=T.blocks + (k > 0).astype(jnp.int32),
     )
     found = LQ(P, triangle, put(all_order, s.j * r + order, c), c + k)
-    return _Progress(found, s.j + ~stay, ~stay | waiting)
+    return _Progress(found, s.j + (~stay).astype(jnp.int32), ~stay | waiting)
 
 
 def _inverse(L, J, kept):
@@ -221,7 +224,7 @@ def lq(M, r: int, tol, limit: int, stages: int = 1, rows=None) -> LQ:
 
 
 class Mixing(NamedTuple):
-    """A fixed random orthogonal matrix U, or so many of its columns: signs, and the Kronecker product of two small ones."""
+    """A fixed random orthogonal matrix U, or some of its columns: signs, and a Kronecker product of two small ones."""
 
     small: jax.Array
     large: jax.Array
@@ -267,7 +270,7 @@ def _normals(shape, dtype):
 
 
 def _unit(x):
-    return x / jnp.maximum(norm(x, -1, True), float(jnp.finfo(x.dtype).tiny))
+    return times(x, 1 / jnp.maximum(norm(x, -1, True), float(jnp.finfo(x.dtype).tiny)))
 
 
 def largest(A, iterations: int):
@@ -278,7 +281,7 @@ def largest(A, iterations: int):
         return matmul(y, adjoint(A)), jnp.max(norm(y, -1))
 
     start = _normals((_PROBES, A.shape[0]), A.dtype), jnp.zeros((), real_dtype(A.dtype))
-    return lax.fori_loop(0, iterations, step, varying_like(start, A))[1]
+    return repeat(iterations, step, varying_like(start, A))[1]
 
 
 def inverse_size(core: Core, cut):
@@ -290,14 +293,16 @@ def inverse_size(core: Core, cut):
         z = adjoint(solve_left(core.R, matmul(core.V, adjoint(_unit(carry[0])))))
         return matmul(solve_right(z, core.R), core.V), jnp.max(norm(z, -1))
 
-    doubtful = jnp.where(8 * about * cut < 1, 0, 4)  # the mean of four squares is rarely below 1/50 of what it should be
-    return lax.fori_loop(0, doubtful, step, (x, about))[1]
+    doubtful = jnp.where(
+        8 * about * cut < 1, 0, 4
+    )  # the mean of four squares is rarely below 1/50 of what it should be
+    return repeat(doubtful, step, (x, about))[1]
 
 
 def _turned_over(t: Triangle) -> Triangle:
     """The adjoint, upper triangular, with rows and columns in reverse order: lower triangular again."""
     r, W, most = t.J.shape[-1], len(t.L), len(t.first)
-    block = (t.blocks - 1 - jnp.arange(most)) % most
+    block = (t.blocks - 1 - numbers(most)) % most
     return Triangle(adjoint(t.L)[::-1, ::-1], adjoint(t.J)[block, ::-1, ::-1], W - r - t.first[block], t.blocks)
 
 
@@ -305,7 +310,7 @@ def _deficient(A, P, rank, tau, noise) -> Core:
     """From A = F P: the complete orthogonal decomposition, truncated at tau where singular values are near it."""
     W, r = len(P), _block(A.shape[0])
     two = lq(matmul(P, adjoint(A)), r, noise, A.shape[0], rows=rank)  # Fᴴ from A itself, and not from L
-    leading = (jnp.arange(W) < two.rank)[:, None]
+    leading = (numbers(W) < two.rank)[:, None]
     core = Core(jnp.where(leading, P[two.order], 0)[::-1], _turned_over(two.T), two.P[::-1], two.rank)
     clear = 2 * inverse_size(core, tau) * tau < 1
     return lax.cond(clear, lambda core: core, partial(_truncated, r=r, tau=tau), core)
@@ -316,7 +321,7 @@ def _truncated(core: Core, r: int, tau) -> Core:
     P, R, V, rank = core
     W, dtype = len(P), P.dtype
     eye = jnp.eye(W, dtype=dtype)
-    ridge = jnp.where(jnp.arange(W) >= W - rank, tau, 0).astype(dtype)
+    ridge = jnp.where(numbers(W) >= W - rank, tau, 0).astype(dtype)
     three = lq(jnp.concatenate([R.L, ridge * eye], 1), r, tau / 8, V.shape[1])
     P1 = three.P[:, :W]
     T = matmul(adjoint(P1), P1)
@@ -324,8 +329,8 @@ def _truncated(core: Core, r: int, tau) -> Core:
     # T⁻¹ Π = Π (1 + N)(1 + N²)(1 + N⁴)... with N = (1 - T) Π, |N| <= 1/2
     terms = math.ceil(math.log2(-math.log2(epsilon(dtype))))
     grow = lambda _, c: (c[0] + matmul(c[0], c[1]), matmul(c[1], c[1]))  # noqa: E731
-    inverse, _ = lax.fori_loop(0, terms, grow, (projector, projector - matmul(T, projector)))
-    leading = (jnp.arange(W) < three.rank)[:, None]
+    inverse, _ = repeat(terms, grow, (projector, projector - matmul(T, projector)))
+    leading = (numbers(W) < three.rank)[:, None]
     P = matmul(matmul(P1, inverse), P)
     kept = jnp.round(jnp.real(jnp.trace(projector))).astype(jnp.int32)
     return Core(P, three.T, jnp.where(leading, V[three.order], 0), kept)
@@ -341,7 +346,7 @@ def _sharpened(T):
         return scales[i] * (X - etas[i] * matmul(matmul(X, X), X))
 
     def cycle(carry):
-        X = lax.fori_loop(0, len(SETTLE), step, carry[0])
+        X = repeat(len(SETTLE), step, carry[0])
         return X, norm(matmul(X, X) - eye) / len(T) ** 0.5, carry[2] + 1
 
     start = varying_like((2 * T - eye, jnp.ones((), real_dtype(T.dtype)), jnp.zeros((), jnp.int32)), T)
@@ -386,10 +391,10 @@ def default_rcond(A) -> float:
 def equilibrated(A):
     """(unit, s, unit A, diag(s) unit A): by powers of two, the largest entry and the rows' lengths near one."""
     unit = power_of_two(jnp.max(jnp.abs(A)))
-    A1 = A * unit
+    A1 = times(A, unit)
     s = power_of_two(jnp.max(jnp.abs(A1), 1))
-    s = s * power_of_two(norm(A1 * s[:, None], 1))
-    return unit, s, A1, A1 * s[:, None]
+    s = s * power_of_two(norm(times(A1, s[:, None]), 1))
+    return unit, s, A1, times(A1, s[:, None])
 
 
 def mixed(A) -> Core:
@@ -398,19 +403,19 @@ def mixed(A) -> Core:
     mixing = Mixing.of(d, A.dtype)
     M = mixing.mix(A)
     P, T, order, rank = lq(M, _block(d), noise(A) * jnp.max(norm(M, 1)), d, _stages(d))
-    return Core(P, T, jnp.where((jnp.arange(len(P)) < rank)[:, None], mixing.rows(order), 0), rank)
+    return Core(P, T, jnp.where((numbers(len(P)) < rank)[:, None], mixing.rows(order), 0), rank)
 
 
 def factorise(A, rcond=None) -> Rows:
     """For d <= n; see the top of this file.
 
-    Singular values at or below rcond ‖A‖₂ are dropped. The default drops what rounding cannot tell from zero, in rows of
-    equal length.
+    Singular values at or below rcond ‖A‖₂ are dropped. The default drops what rounding cannot tell from zero, in rows
+    of equal length.
     """
     d, dtype = len(A), A.dtype
     unit, s, A1, A0 = equilibrated(A)
     P, R, U, rank = mixed(A0)
-    full = Core(P, R, U * s, rank)
+    full = Core(P, R, times(U, s), rank)
     if rcond is None:
         rcond, judged, seen = default_rcond(A), full._replace(V=U), A0
     else:
@@ -424,7 +429,7 @@ def factorise(A, rcond=None) -> Rows:
 
     core = unless(clear, full, deficient, A1, P, rank, jnp.asarray(rcond, real_dtype(dtype)))
     inverse, size = inverse_size(core, 0), largest(A1, 3)
-    return Rows(A0, s * unit, core.P, core.R, core.V / s, core.rank, size / unit, inverse * unit)
+    return Rows(A0, s * unit, core.P, core.R, times(core.V, 1 / s), core.rank, size / unit, inverse * unit)
 
 
 # ---- solutions -----------------------------------------------------------------------------------------------------
@@ -531,14 +536,14 @@ class Factor:
 
     def _left(self, B, rtol) -> Answer:
         unit = power_of_two(jnp.max(jnp.abs(B), 1, keepdims=True))
-        W, error, passes = least_squares(self.rows, B * unit, rtol)
-        return self._answer(W * (self.rows.scale / unit), error, passes)
+        W, error, passes = least_squares(self.rows, times(B, unit), rtol)
+        return self._answer(times(W, self.rows.scale / unit), error, passes)
 
     def _right(self, C, rtol) -> Answer:
-        C = C * self.rows.scale[:, None]
+        C = times(C, self.rows.scale[:, None])
         unit = power_of_two(jnp.max(jnp.abs(C), 0))
-        Y, error, passes = minimum_norm(self.rows, C * unit, rtol)
-        return self._answer(Y / unit, error, passes)
+        Y, error, passes = minimum_norm(self.rows, times(C, unit), rtol)
+        return self._answer(times(Y, 1 / unit), error, passes)
 
     def _answer(self, value, error, passes) -> Answer:
         return Answer(value, error, passes, self.rows.rank, self.rows.size, self.rows.inverse_size)

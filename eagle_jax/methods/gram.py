@@ -1,9 +1,9 @@
 """Long data: least squares W A ~ B where A (d x n) has many more columns than rows.
 
-    gram        W E = B Aᴴ with E = A Aᴴ, refined on A and B. It squares the condition number, so it answers where it can
-                certify that; it reads the data three or four times.
-    compressed  otherwise: [F, A_i] = F' P_i for one chunk of columns after the other, and B along with A. Orthonormal
-                P_i change no least-squares problem; the end is one of d x (d + a block), for any rank.
+gram        W E = B Aᴴ with E = A Aᴴ, refined on A and B. It squares the condition number, so it answers where it can
+            certify that; it reads the data three or four times.
+compressed  otherwise: [F, A_i] = F' P_i for one chunk of columns after the other, and B along with A. Orthonormal
+            P_i change no least-squares problem; the end is one of d x (d + a block), for any rank.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from eagle_jax.fallback import unless
-from eagle_jax.linalg import adjoint, epsilon, get, matmul, norm, power_of_two, real_dtype, safe_divide, square, varying_like, worst
+from eagle_jax.linalg import (
+    adjoint,
+    epsilon,
+    get,
+    matmul,
+    norm,
+    power_of_two,
+    real_dtype,
+    repeat,
+    safe_divide,
+    square,
+    times,
+    varying_like,
+    worst,
+)
 from eagle_jax.methods.factor import Answer, Factor, default_rcond, equilibrated, inverse_size, mixed, solve_right
 
 # Columns a chunk: what fits a cache, for reading A once and using it twice.
@@ -36,7 +50,9 @@ def gradient(A, B, W):
         return jax.tree.map(jnp.add, total, part(cut(A), cut(B)))
 
     rest = part(A[:, whole * _CHUNK :], B[:, whole * _CHUNK :])
-    return lax.fori_loop(0, whole, add, varying_like(rest, A, B, W))
+    if whole == 0:
+        return rest
+    return repeat(whole, add, varying_like(rest, A, B, W))
 
 
 class _Pass(NamedTuple):
@@ -48,18 +64,20 @@ class _Pass(NamedTuple):
 
 
 def judged(A, B, W, sizes, explained):
-    """(backward error of W, R Aᴴ); the error is, row by row, the least of what is left, of what A explains of that, both
-    relative to Σ |w_i| ‖a_i‖ + ‖b‖, and of ‖R Aᴴ‖ / (‖A‖ ‖R‖), rows of A made equal: LSQR's tests. sizes: ‖a_i‖.
+    """(backward error of W, R Aᴴ), by LSQR's tests; sizes: the lengths ‖a_i‖ of A's rows.
+
+    Row by row the least of what is left and of what A explains of it, both relative to Σ |w_i| ‖a_i‖ + ‖b‖, and of
+    ‖R Aᴴ‖ / (‖A‖ ‖R‖) with the rows of A made equal.
     """
     G, R2 = gradient(A, B, W)
     scale = matmul(jnp.abs(W), sizes[:, None])[:, 0] + norm(B, 1)
     left = safe_divide(jnp.minimum(jnp.sqrt(R2), explained(G)), scale)
-    stationary = safe_divide(norm(safe_divide(G, sizes), 1), jnp.sqrt(R2))  # ‖A‖ >= 1 then
+    stationary = safe_divide(norm(times(G, safe_divide(1.0, sizes)), 1), jnp.sqrt(R2))  # ‖A‖ >= 1 then
     return worst(jnp.minimum(left, stationary)), G
 
 
 def gram(A, B, rtol, rcond) -> Answer:
-    """By corrections R Aᴴ E⁻¹ until the backward error is at most rtol / 4; the error is inf where E has too few digits.
+    """By corrections R Aᴴ E⁻¹ until the backward error is at most rtol / 4. It is inf where E has too few digits.
 
     A as it is: its squares must be far from the ends of the range.
     """
@@ -69,15 +87,16 @@ def gram(A, B, rtol, rcond) -> Answer:
     scalable = jnp.all((squares > float(info.tiny) ** 0.4) & (squares < float(info.max) ** 0.4))
     sizes = jnp.sqrt(jnp.where(scalable, squares, 1))
     s = power_of_two(sizes)
-    core = mixed(jnp.where(scalable, E * (s * s[:, None]), 0))
+    core = mixed(jnp.where(scalable, times(E, s * s[:, None]), 0))
     inverse = jnp.sqrt(inverse_size(core, 0))
     size = norm(sizes * s)
     # In rows of equal length; for a given rcond in the caller's, where the least singular value may be less by max(s).
     cut = default_rcond(A) * size if rcond is None else rcond * norm(sizes) * jnp.max(s)
-    able = (core.rank == d) & (eps * d * (inverse * size) ** 2 < 1e-2) & (4 * inverse * cut < 1)
+    # Beyond that, E has too few digits in its smallest eigenvalue to refine by.
+    able = (core.rank == d) & (eps * inverse**2 * norm(times(E, s * s[:, None])) < 2e-3) & (4 * inverse * cut < 1)
 
     def correction(G):
-        return matmul(solve_right(matmul(G * s, adjoint(core.P)), core.R), core.V) * s
+        return times(matmul(solve_right(matmul(times(G, s), adjoint(core.P)), core.R), core.V), s)
 
     def step(c: _Pass) -> _Pass:
         W = c.W + c.correction
@@ -119,7 +138,7 @@ def compressed(A, B):
         return matmul(A_i, adjoint(P)), matmul(B_i, adjoint(P))
 
     start = tuple(jnp.zeros((len(x), width), A.dtype) for x in (A, B))
-    return lax.fori_loop(0, count, merge, varying_like(start, A, B))
+    return repeat(count, merge, varying_like(start, A, B))
 
 
 def estimate(A, B, rtol, rcond) -> Answer:
@@ -129,13 +148,13 @@ def estimate(A, B, rtol, rcond) -> Answer:
     def slowly(A, B):
         unit, s, _, A0 = equilibrated(A)
         F, G = compressed(A0, B)
-        answer = Factor.of(F / s[:, None], default_rcond(A) if rcond is None else rcond).estimate(G, rtol)
+        answer = Factor.of(times(F, 1 / s[:, None]), default_rcond(A) if rcond is None else rcond).estimate(G, rtol)
         error = answer.error
         if rcond is None:  # ‖R Aᴴ‖ / ‖A‖ is less than what A explains of R; seen on the data itself
-            seen, _ = judged(A0, B, answer.value / s, norm(A0, 1), lambda G: norm(G, 1) / norm(A0))
+            seen, _ = judged(A0, B, times(answer.value, 1 / s), norm(A0, 1), lambda G: norm(G, 1) / norm(A0))
             error = jnp.where(seen > rtol, seen, error)
-        return Answer(answer.value * unit, error, *answer[2:4], answer.size / unit, answer.inverse_size * unit)
+        return Answer(times(answer.value, unit), error, *answer[2:4], answer.size / unit, answer.inverse_size * unit)
 
-    fast = gram(A, B * unit_B, rtol, rcond)
-    answer = unless(fast.error <= rtol, fast, slowly, A, B * unit_B)
-    return answer._replace(value=answer.value / unit_B)
+    fast = gram(A, times(B, unit_B), rtol, rcond)
+    answer = unless(fast.error <= rtol, fast, slowly, A, times(B, unit_B))
+    return answer._replace(value=times(answer.value, 1 / unit_B))
