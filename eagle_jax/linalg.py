@@ -24,6 +24,22 @@ def times(x, scale):
     return x * jnp.asarray(scale, x.dtype)
 
 
+def times_powers(x, up, down):
+    """x times the powers of two `up` and over those `down`, exact wherever the result is in range.
+
+    Products of the powers themselves may be out of it, so their exponents are added, and applied in thirds.
+    """
+
+    def exponent(power):
+        return jnp.frexp(power)[1].astype(jnp.int32) - 1
+
+    total = sum(map(exponent, up), jnp.int32(0)) - sum(map(exponent, down), jnp.int32(0))
+    third = total // 3
+    for e in (third, third, total - 2 * third):
+        x = times(x, jnp.ldexp(jnp.ones(e.shape, real_dtype(x.dtype)), e))
+    return x
+
+
 def norm(x, axis=None, keepdims=False):
     return jnp.sqrt(jnp.sum(square(x), axis=axis, keepdims=keepdims))
 

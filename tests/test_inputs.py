@@ -26,10 +26,14 @@ A, B, C = ones(4, 3), ones(2, 3), ones(4, 1)
         ((A, ones(2, 5), C), ValueError, "B has 5 columns but A has 3"),
         ((A, B, ones(5, 1)), ValueError, "C has 5 rows but A has 4"),
         ((ones(4), B, C), ValueError, r"A has shape \(4,\); expected a matrix"),
-        ((A.astype(int), B, C), TypeError, "A is int64; expected float32 or float64"),
-        ((A, B.astype(bool), C), TypeError, "B is bool; expected float32 or float64"),
-        ((A, B, C.astype(np.complex64)), TypeError, "C is complex64; complex matrices are not supported"),
-        ((A.astype(np.float16), B, C), TypeError, "A is float16; expected float32 or float64.*astype"),
+        ((A.astype(int), B, C), TypeError, "A is int64; expected float32, float64, complex64 or complex128"),
+        ((A, B.astype(bool), C), TypeError, "B is bool; expected float32, float64, complex64 or complex128"),
+        ((A, B, C.astype(np.complex64)), TypeError, "C is complex64 but A is float(32|64); cast one"),
+        (
+            (A.astype(np.float16), B, C),
+            TypeError,
+            "A is float16; expected float32, float64, complex64 or complex128.*astype",
+        ),
         ((jnp.asarray(A, jnp.bfloat16), B, C), TypeError, "A is bfloat16; expected"),
         (([[1, 2], [3, 4]], B, C), TypeError, "A is int64; expected"),
         (
@@ -78,7 +82,7 @@ def test_the_other_drivers_check_too():
         ({"rtol": -1e-3}, "rtol=-0.001"),
         ({"rtol": float("nan")}, "rtol=nan"),
         ({"rtol": 1.0}, "rtol=1.0"),
-        ({"rcond": 0.0}, "rcond=0.0; expected a number between 0 and 1"),
+        ({"rcond": -1.0}, "rcond=-1.0; expected a number from 0 to less than 1"),
         ({"rcond": 2}, "rcond=2"),
         ({"max_steps": 0}, "max_steps=0; expected a positive integer"),
         ({"max_steps": 2.5}, "max_steps=2.5; expected a positive integer"),
@@ -108,7 +112,7 @@ def test_trajectory_follows_plain_steps_only():
 def solution(*statuses):
     status = np.array(statuses[0] if len(statuses) == 1 else statuses, np.int32)
     number = np.full(status.shape, 0.25, F32)
-    return Solution(number, status, Stats(status, status, number, number, number))  # type: ignore[arg-type]
+    return Solution(number, status, Stats(status, number, number, number, status))  # type: ignore[arg-type]
 
 
 def test_raise_if_failed_returns_what_converged():

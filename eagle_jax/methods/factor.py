@@ -41,6 +41,7 @@ from eagle_jax.linalg import (
     safe_divide,
     square,
     times,
+    times_powers,
     varying_like,
     worst,
 )
@@ -366,7 +367,8 @@ class Rows(NamedTuple):
     """A with rows scaled by powers of two to lengths near one, and its pseudo-inverse."""
 
     A: jax.Array
-    scale: jax.Array  # rows of A over the caller's
+    unit: jax.Array  # rows of A are those of the caller times unit s, powers of two
+    s: jax.Array
     P: jax.Array
     R: Triangle
     V: jax.Array
@@ -429,7 +431,7 @@ def factorise(A, rcond=None) -> Rows:
 
     core = unless(clear, full, deficient, A1, P, rank, jnp.asarray(rcond, real_dtype(dtype)))
     inverse, size = inverse_size(core, 0), largest(A1, 3)
-    return Rows(A0, s * unit, core.P, core.R, times(core.V, 1 / s), core.rank, size / unit, inverse * unit)
+    return Rows(A0, unit, s, core.P, core.R, times(core.V, 1 / s), core.rank, size / unit, inverse * unit)
 
 
 # ---- solutions -----------------------------------------------------------------------------------------------------
@@ -537,13 +539,14 @@ class Factor:
     def _left(self, B, rtol) -> Answer:
         unit = power_of_two(jnp.max(jnp.abs(B), 1, keepdims=True))
         W, error, passes = least_squares(self.rows, times(B, unit), rtol)
-        return self._answer(times(W, self.rows.scale / unit), error, passes)
+        return self._answer(times_powers(W, (self.rows.s, self.rows.unit), (unit,)), error, passes)
 
     def _right(self, C, rtol) -> Answer:
-        C = times(C, self.rows.scale[:, None])
-        unit = power_of_two(jnp.max(jnp.abs(C), 0))
-        Y, error, passes = minimum_norm(self.rows, times(C, unit), rtol)
-        return self._answer(times(Y, 1 / unit), error, passes)
+        first, top = power_of_two(jnp.max(jnp.abs(C), 0)), jnp.max(self.rows.s)
+        C = times(times(C, first), (self.rows.s / top)[:, None])
+        then = power_of_two(jnp.max(jnp.abs(C), 0))
+        Y, error, passes = minimum_norm(self.rows, times(C, then), rtol)
+        return self._answer(times_powers(Y, (top, self.rows.unit), (first, then)), error, passes)
 
     def _answer(self, value, error, passes) -> Answer:
         return Answer(value, error, passes, self.rows.rank, self.rows.size, self.rows.inverse_size)

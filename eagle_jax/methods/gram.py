@@ -25,6 +25,7 @@ from eagle_jax.linalg import (
     safe_divide,
     square,
     times,
+    times_powers,
     varying_like,
     worst,
 )
@@ -145,7 +146,7 @@ def estimate(A, B, rtol, rcond) -> Answer:
     """W = B A⁺ for d much less than n."""
     unit_B = power_of_two(jnp.max(jnp.abs(B), 1, keepdims=True))
 
-    def slowly(A, B):
+    def slowly(A, B, unit_B):
         unit, s, _, A0 = equilibrated(A)
         F, G = compressed(A0, B)
         answer = Factor.of(times(F, 1 / s[:, None]), default_rcond(A) if rcond is None else rcond).estimate(G, rtol)
@@ -153,8 +154,14 @@ def estimate(A, B, rtol, rcond) -> Answer:
         if rcond is None:  # ‖R Aᴴ‖ / ‖A‖ is less than what A explains of R; seen on the data itself
             seen, _ = judged(A0, B, times(answer.value, 1 / s), norm(A0, 1), lambda G: norm(G, 1) / norm(A0))
             error = jnp.where(seen > rtol, seen, error)
-        return Answer(times(answer.value, unit), error, *answer[2:4], answer.size / unit, answer.inverse_size * unit)
+        return Answer(
+            times_powers(answer.value, (unit,), (unit_B,)),
+            error,
+            *answer[2:4],
+            answer.size / unit,
+            answer.inverse_size * unit,
+        )
 
     fast = gram(A, times(B, unit_B), rtol, rcond)
-    answer = unless(fast.error <= rtol, fast, slowly, A, times(B, unit_B))
-    return answer._replace(value=times(answer.value, 1 / unit_B))
+    answered, fast = fast.error <= rtol, fast._replace(value=times(fast.value, 1 / unit_B))
+    return unless(answered, fast, slowly, A, times(B, unit_B), unit_B)
