@@ -13,7 +13,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help check-python venv test test-slow lint numerics bench train multiprocess reproduce report lock clean
+.PHONY: help check-python venv test test-slow lint numerics bench hunt train multiprocess reproduce report lock clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,8 +50,11 @@ lint: venv ## ruff check, ruff format --check, pyright
 numerics: venv ## LAPACK's test ratios and NIST's regressions (experiments.numerics)
 	$(PY) -m experiments.numerics $(ARGS)
 
-bench: venv ## time the solver against the alternatives (experiments.bench_solve)
-	$(PY) -m experiments.bench_solve $(ARGS)
+bench: venv ## time the solver against the alternatives (experiments.bench.solve)
+	$(PY) -m experiments.bench.solve $(ARGS)
+
+hunt: venv ## random problems against an SVD: wrong answers that look right (experiments.hunt)
+	$(PY) -m experiments.hunt $(ARGS)
 
 train: venv ## train every network of the paper (experiments.train), continuing where it stopped
 	$(PY) -m experiments.train --regime=all --ship $(ARGS)

@@ -136,7 +136,7 @@ def test_failures_are_lineax_results():
         assert jax.tree.map(lambda x, lane=lane: x[lane], result) == meaning
     assert stats["status"].tolist() == [Status.CONVERGED, Status.NONFINITE, Status.BREAKDOWN]
     assert stats["backward_error"][0] < 1e-14
-    with pytest.raises(Exception, match="NaN|finite"):
+    with pytest.raises(Exception, match=r"NaN|finite"):
         run(easy, b.at[0].set(jnp.nan), throw=True)
 
 
