@@ -23,7 +23,7 @@ from eagle_jax.solution import (
     Status,
     raise_if_failed,
 )
-from eagle_jax.solve import Prepared, Trajectory, estimate, lstsq, prepare, solve, trajectory
+from eagle_jax.solve import Factored, Trajectory, estimate, factor, lstsq, solve, trajectory
 from eagle_jax.spectral import condition_number, diversity_index
 from eagle_jax.update import State, update, update_estimate
 
@@ -34,11 +34,11 @@ __all__ = [
     "PAPER",
     "Blocks",
     "DistributedStats",
+    "Factored",
     "FixedSteps",
     "LayerSteps",
     "Method",
     "Nystrom",
-    "Prepared",
     "Sketch",
     "SketchedStats",
     "Solution",
@@ -53,11 +53,11 @@ __all__ = [
     "estimate",
     "estimate_sharded",
     "estimate_workers",
+    "factor",
     "ledger",
     "lstsq",
     "nystrom",
     "nystrom_blocks",
-    "prepare",
     "raise_if_failed",
     "solve",
     "solve_sharded",

@@ -2,43 +2,64 @@
 
 With J = A^+, W = B J, R = B - W A and Y = J C, for tangents that keep the rank of A,
 
-    dD = (dB - W dA) Y + W J^T dA^T (C - A Y) + R dA^T J^T Y + W dC .
+    dD = (dB - W dA) Y + W J^H dA^H (C - A Y) + R dA^H J^H Y + W dC .
 
-Only J is solved for, once, by the solver itself. So J has these derivatives too, and second derivatives follow.
+J comes from A's factorisation, and has the same rule, so that second derivatives follow. R and C - A Y are what A does
+not explain: rounding leaves some of what it does in them, which J^H J would raise, so they are projected once more.
 """
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.linalg import adjoint, matmul, norm
+from eagle_jax.linalg import adjoint, epsilon, matmul, norm
 from eagle_jax.machines import Alone, Peers
+from eagle_jax.methods.factor import Factor
 from eagle_jax.solution import Solution
 
 
-def tangent(J, blocks, tangents, peers: Alone | Peers = Alone()):  # noqa: B008  it has no state
-    """dD; or dW if C is None. A, B and the rows of J are this machine's; C and the result are everybody's."""
+def tangent(J, blocks, tangents, peers: Alone | Peers = Alone(), rank=None):  # noqa: B008  it has no state
+    """dD; or dW if C is None. A, B and the rows of J are this machine's; C and the result are everybody's.
+
+    rank: of A, on one machine.
+    """
     A, B, C = blocks
     dA, dB, dC = tangents
+    d, n = A.shape
     if C is None:
-        C, dC = jnp.eye(A.shape[0], dtype=A.dtype), jnp.zeros((A.shape[0],) * 2, A.dtype)
+        C, dC = jnp.eye(d, dtype=A.dtype), jnp.zeros((d, d), A.dtype)
     W, Y = peers.sum(matmul(B, J)), matmul(J, C)
     outside, inverse = C - peers.sum(matmul(A, Y)), peers.sum(matmul(adjoint(J), Y))
     R = B - matmul(W, A)
+    if rank is not None:
+        outside = jnp.where(rank == d, 0, outside - matmul(A, matmul(J, outside)))
+        R = jnp.where(rank == n, 0, R - matmul(matmul(R, J), A))
     parts = matmul(dB - matmul(W, dA), Y) + matmul(matmul(W, adjoint(J)), matmul(adjoint(dA), outside))
     return peers.sum(parts + matmul(R, matmul(adjoint(dA), inverse))) + matmul(W, dC)
 
 
-def pseudo_inverse(A, estimate):
-    """A^+ (n x d) by estimate(A, B) = B A^+, with as few right-hand sides as possible.
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def pseudo_inverse(A, factor: Factor, digits: float):
+    """A^+ (n x d) from A's factorisation, with as few right-hand sides as possible.
 
-    NaN where it has lost more than half of its digits, so that no derivative is wrong in silence.
+    NaN where the backward error is above `digits`, so that no derivative is wrong in silence.
     """
     d, n = A.shape
-    wide = d <= n
-    solution = estimate(adjoint(A) if wide else A, jnp.eye(min(d, n), dtype=A.dtype))
-    J = adjoint(solution.value) if wide else solution.value
-    return jnp.where(solution.stats.backward_error <= jnp.finfo(A.dtype).eps ** 0.5, J, jnp.nan)
+    eye, rtol = jnp.eye(min(d, n), dtype=A.dtype), 32 * epsilon(A.dtype)
+    answer = factor.right(eye, rtol) if d <= n else factor.estimate(eye, rtol)
+    return jnp.where(answer.error <= digits, answer.value, jnp.nan)
+
+
+@pseudo_inverse.defjvp
+def _pseudo_inverse_jvp(digits, primals, tangents):
+    A, factor = primals
+    J = pseudo_inverse(A, factor, digits)
+    n, d = J.shape
+    eyes = jnp.eye(n, dtype=A.dtype), jnp.eye(d, dtype=A.dtype)
+    changes = tangents[0], *map(jnp.zeros_like, eyes)
+    return J, tangent(J, (A, *eyes), changes, rank=factor.rows.rank)
 
 
 def shared_pseudo_inverse(A, estimate, peers: Peers):

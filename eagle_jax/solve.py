@@ -1,5 +1,6 @@
-"""The public drivers: solve, estimate, lstsq, prepare, and trajectory."""
+"""The public drivers: solve, estimate, lstsq, factor, and trajectory."""
 
+import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from eagle_jax import accelerated, averaging, derivatives, fallback, layered, ma
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal, lanes
 from eagle_jax.linalg import epsilon, matmul, norm, real_dtype, safe_divide
 from eagle_jax.methods import auto
-from eagle_jax.methods.factor import default_rcond
+from eagle_jax.methods.factor import Answer, Factor, default_rcond
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, LayerSteps, resolve
 from eagle_jax.sketch import Sketch
 from eagle_jax.solution import SketchedStats, Solution, Stats, Status
@@ -125,29 +126,126 @@ def lstsq(a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, ridg
     return Solution(W[..., 0, :] if vector else W.mT, status, stats)
 
 
-class Prepared(NamedTuple):
-    """W* of a fixed (A, B); call it with C, as often as wanted, for D = W* C without conditioning again."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Factored:
+    """A, factorised once for any number of B and C: `factor(A).solve(B, C)` equals `solve(A, B, C)`. A pytree.
 
-    estimate: Solution
+    Leading dimensions of A are a batch, which B and C must fit; if A has none, those of B and C are. Derivatives are
+    those of B A^+ C, also with respect to the A that was factorised.
+    """
 
-    def __call__(self, C) -> Solution:
-        W, status, stats = self.estimate
-        (C,) = as_matrices(C=C, batched=True)
-        check_equal("rows", "C", C.shape[-2], "A", W.shape[-1])
-        D = matmul(W, C)
-        broken = jnp.where(_all_finite(C), Status.BREAKDOWN, Status.NONFINITE)
-        converged = status == int(Status.CONVERGED)
-        status = jnp.where(converged & ~_all_finite(D), broken, status).astype(jnp.int32)
-        return Solution(jnp.where((status == int(Status.NONFINITE))[..., None, None], jnp.nan, D), status, stats)
+    A: jax.Array  # with a ridge's columns
+    factor: Factor
+    finite: jax.Array
+    ridged: bool = dataclasses.field(metadata={"static": True})
+    settings: Settings = dataclasses.field(metadata={"static": True})
+
+    @property
+    def rank(self) -> jax.Array:
+        """How many singular values of A are above rcond*||A||_2."""
+        return self.factor.rows.rank
+
+    def estimate(self, B) -> Solution:
+        """W = B A^+."""
+        _, B = as_matrices(A=self.A, B=B, batched=True)
+        return self._lanes(self._padded(B), None)
+
+    def solve(self, B, C) -> Solution:
+        """D = B A^+ C."""
+        A, B, C = as_matrices(A=self.A, B=B, C=C, batched=True)
+        check_equal("rows", "C", C.shape[-2], "A", A.shape[-2])
+        return self._lanes(self._padded(B), C)
+
+    def lstsq(self, b) -> Solution:
+        """The x that minimises ||A^T x - b||, numpy's orientation: A^T is m x k, b is m or m x p."""
+        vector = np.ndim(b) == self.A.ndim - 1
+        W, status, stats = self.estimate(jnp.asarray(b)[..., None, :] if vector else jnp.asarray(b).mT)
+        return Solution(W[..., 0, :] if vector else W.mT, status, stats)
+
+    def _padded(self, B):
+        d, n = self.A.shape[-2:]
+        check_equal("columns", "B", B.shape[-1], "A", n - d * self.ridged)
+        return jnp.pad(B, [(0, 0)] * (B.ndim - 1) + [(0, d * self.ridged)])
+
+    def _lanes(self, B, C) -> Solution:
+        batch = self.A.shape[:-2]
+        given = np.broadcast_shapes(B.shape[:-2], () if C is None else C.shape[:-2])
+        if batch and given not in ((), batch):
+            raise ValueError(f"B and C have the batch {given} but A has {batch}; they must agree")
+        B, C = (None if x is None else jnp.broadcast_to(x, (*(batch or given), *x.shape[-2:])) for x in (B, C))
+
+        def function(*arguments):
+            return _by_factor(*arguments, self.settings)  # pyright: ignore[reportCallIssue]
+
+        axes = (0, 0, None if C is None else 0, 0, 0) if batch else (None, 0, None if C is None else 0, None, None)
+        for _ in batch or given:
+            function = jax.vmap(function, in_axes=axes)
+        return function(self.A, B, C, self.factor, self.finite)
+
+
+def factor(A, *, rtol=None, rcond=None, ridge=None) -> Factored:
+    """The default solver's factorisation of A (d x n), to be used with many B and C. Options: see `solve`."""
+    (A,) = as_matrices(A=A, batched=True)
+    settings = _settings(A, rtol, rcond, None, OPTIMAL)
+    if 0 in A.shape[-2:]:
+        raise ValueError(f"A has shape {A.shape}; expected at least one row and one column")
+    if ridge is not None:
+        A, _ = _with_ridge(A, A[..., :0, :], ridge, None)
+
+    def one(A):
+        finite = jnp.all(jnp.isfinite(A))
+        return auto.factor(lax.stop_gradient(jnp.where(finite, A, 0)), settings.rcond), finite
+
+    factor, finite = lanes(jax.jit(one), A)
+    return Factored(A, factor, finite, ridge is not None, settings)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(5,))
+def _by_factor(A, B, C, factor: Factor, finite, settings: Settings) -> Solution:
+    rtol, ok = settings.rtol, finite & jnp.all(jnp.isfinite(B))
+    B = jnp.where(ok, B, 0)
+    if C is None:
+        answer = factor.estimate(B, rtol)
+        value = answer.value
+    elif B.shape[0] <= C.shape[1]:
+        answer = factor.estimate(B, rtol)
+        value, ok = matmul(answer.value, C), ok & jnp.all(jnp.isfinite(C))
+    else:
+        ok &= jnp.all(jnp.isfinite(C))
+        answer = factor.right(jnp.where(ok, C, 0), rtol)
+        value = matmul(B, answer.value)
+    return _solution(value, answer, ok, rtol)
+
+
+@_by_factor.defjvp
+def _by_factor_jvp(settings, primals, tangents):
+    *blocks, factor, finite = primals
+    solution = _by_factor(*blocks, factor, finite, settings)
+    return solution, derivatives.with_tangent(solution, _tangent(blocks, tangents[:3], settings, factor))
+
+
+def _solution(value, answer: Answer, finite, rtol: float) -> Solution:
+    _, error, passes, rank, size, inverse_size = answer
+    status = jnp.where(error <= rtol, Status.CONVERGED, Status.STAGNATED)
+    status = jnp.where(jnp.all(jnp.isfinite(value)), status, Status.BREAKDOWN)
+    status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)
+    stats = Stats(passes, error, size, jnp.maximum(size * inverse_size, 1), rank)
+    return Solution(jnp.where(finite, value, jnp.nan), status, stats)
 
 
 def _all_finite(x):
     return jnp.all(jnp.isfinite(x), axis=(-2, -1))
 
 
-def prepare(A, B, **options) -> Prepared:
-    """Conditions (A, B) once for many queries: `prepare(A, B)(C)` equals `solve(A, B, C)`. Options: see `estimate`."""
-    return Prepared(estimate(A, B, **options))
+def _applied(estimate: Solution, C) -> Solution:
+    """W C from W."""
+    W, status, stats = estimate
+    D = matmul(W, C)
+    broken = jnp.where(_all_finite(C), Status.BREAKDOWN, Status.NONFINITE)
+    converged = status == int(Status.CONVERGED)
+    status = jnp.where(converged & ~_all_finite(D), broken, status).astype(jnp.int32)
+    return Solution(jnp.where((status == int(Status.NONFINITE))[..., None, None], jnp.nan, D), status, stats)
 
 
 class Trajectory(NamedTuple):
@@ -261,8 +359,21 @@ def _whole_estimate(settings: Settings):
 def _alone_jvp(settings, primals, tangents):
     *blocks, sketch = primals
     solution = _alone(*blocks, sketch, settings)
-    J = derivatives.pseudo_inverse(blocks[0], _whole_estimate(settings))
-    return solution, derivatives.with_tangent(solution, derivatives.tangent(J, blocks, tangents[:3]))
+    return solution, derivatives.with_tangent(solution, _tangent(blocks, tangents[:3], settings))
+
+
+def _tangent(blocks, tangents, settings: Settings, factor: Factor | None = None):
+    A = blocks[0]
+    if 0 in A.shape or 0 in (x.size for x in blocks if x is not None):
+        return jnp.zeros(_shape(*blocks), A.dtype)
+    finite = jnp.all(jnp.isfinite(A))
+    factor = Factor.of(lax.stop_gradient(jnp.where(finite, A, 0)), settings.rcond) if factor is None else factor
+    J = derivatives.pseudo_inverse(A, factor, epsilon(A.dtype) ** 0.5)
+    return derivatives.tangent(jnp.where(finite, J, jnp.nan), blocks, tangents, rank=factor.rows.rank)
+
+
+def _shape(A, B, C) -> tuple[int, int]:
+    return B.shape[0], A.shape[0] if C is None else C.shape[1]
 
 
 def _useful(sketch: Sketch | None, A) -> Sketch | None:
@@ -300,8 +411,8 @@ def _solve(A, B, C, settings: Settings) -> Solution:
     if settings.schedule is not None and 0 not in A.shape:
         return plain.solve(A, B, C, *settings.limits(A), settings.schedule)
     if B.shape[0] <= C.shape[1]:
-        return Prepared(_estimate(A, B, settings))(C)
-    transposed = Prepared(_estimate(A.T, C.T, settings))(B.T)
+        return _applied(_estimate(A, B, settings), C)
+    transposed = _applied(_estimate(A.T, C.T, settings), B.T)
     return transposed._replace(value=transposed.value.T)
 
 
@@ -323,12 +434,8 @@ def _estimate(A, B, settings: Settings) -> Solution:
 def _factored(A, B, settings: Settings) -> Solution:
     finite = jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(B))
     A, B = (jnp.where(finite, x, 0) for x in (A, B))
-    W, error, passes, rank, size, inverse_size = auto.estimate(A, B, settings.rtol, settings.rcond)
-    status = jnp.where(error <= settings.rtol, Status.CONVERGED, Status.STAGNATED)
-    status = jnp.where(jnp.all(jnp.isfinite(W)), status, Status.BREAKDOWN)
-    status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)
-    stats = Stats(passes, error, size, jnp.maximum(size * inverse_size, 1), rank)
-    return Solution(jnp.where(finite, W, jnp.nan), status, stats)
+    answer = auto.estimate(A, B, settings.rtol, settings.rcond)
+    return _solution(answer.value, answer, finite, settings.rtol)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
@@ -360,7 +467,7 @@ def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Setting
     if C is None:
         return accelerated.estimate(A, B, axis_name, rtol, rcond, limit, acceleration)
     if B.shape[0] <= C.shape[1]:
-        return Prepared(accelerated.estimate(A, B, axis_name, rtol, rcond, limit, acceleration))(C)
+        return _applied(accelerated.estimate(A, B, axis_name, rtol, rcond, limit, acceleration), C)
     return accelerated.solve(A, B, C, axis_name, rtol, rcond, limit, acceleration)
 
 

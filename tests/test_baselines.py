@@ -175,7 +175,7 @@ def test_conjugate_gradients_stay_put_long_after_convergence(dtype):
         ({"A": np.zeros((3, 4, 5), "f")}, r"A has shape \(3, 4, 5\); expected a matrix"),
         ({"B": np.zeros((2, 7), "f")}, "B has 7 columns but A has 4"),
         ({"C": np.zeros((7, 2), "f")}, "C has 7 rows but A has 3"),
-        ({"C": np.zeros((3, 2), "i")}, "C is int32; expected float32 or float64"),
+        ({"C": np.zeros((3, 2), "i")}, "C is int32; expected float32, float64"),
         ({"steps": 0}, "steps=0; expected a positive integer"),
         ({"ridge": -1.0}, "ridge=-1.0; expected a number, at least 0"),
     ],

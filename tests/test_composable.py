@@ -80,17 +80,17 @@ def test_forward_error_is_of_the_right_size(kappa, x64):
     assert float(solution.forward_error) <= 10 * kappa * 32 * eps(np.float64)
 
 
-def test_a_prepared_batch_takes_a_batch_of_queries(x64):
+def test_a_factored_batch_takes_a_batch_of_queries(x64):
     cases = [make_case(5, 5, np.float64, kappa=k, seed=s) for s, k in enumerate((2.0, 30.0))]
     A, B, C = (jnp.stack([getattr(c, name) for c in cases]) for name in "ABC")
-    prepared = eagle_jax.prepare(A, B)
-    for D, case in zip(prepared(C).value, cases, strict=True):
+    factored = eagle_jax.factor(A)
+    for D, case in zip(factored.solve(B, C).value, cases, strict=True):
         assert error(D, case) <= 1e-12 * case.scale
-    bad = prepared(C.at[1, 0, 0].set(jnp.nan))
+    bad = factored.solve(B, C.at[1, 0, 0].set(jnp.nan))
     assert bad.status.tolist() == [Status.CONVERGED, Status.NONFINITE]
     assert jnp.isfinite(bad.value[0]).all() and jnp.isnan(bad.value[1]).all()
     with pytest.raises(ValueError, match="C has 4 rows but A has 5"):
-        prepared(C[:, :4])
+        factored.solve(B, C[:, :4])
 
 
 def test_machines_take_a_traced_ridge(x64):

@@ -66,13 +66,13 @@ def test_the_other_drivers_check_too():
     with pytest.raises(ValueError, match="B has 5 columns but A has 3"):
         eagle_jax.estimate(A, ones(2, 5))
     with pytest.raises(ValueError, match="B has 5 columns but A has 3"):
-        eagle_jax.prepare(A, ones(2, 5))
+        eagle_jax.factor(A).estimate(ones(2, 5))
     with pytest.raises(ValueError, match="b has 3 rows but a has 4"):
         eagle_jax.lstsq(A, ones(3))
     with pytest.raises(ValueError, match="b has 1 rows but a has 4"):
         eagle_jax.lstsq(A, ones(4, 1, 1))
     with pytest.raises(ValueError, match="C has 5 rows but A has 4"):
-        eagle_jax.prepare(A, B)(ones(5, 1))
+        eagle_jax.factor(A).solve(B, ones(5, 1))
 
 
 @pytest.mark.parametrize(

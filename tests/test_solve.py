@@ -58,19 +58,7 @@ def test_estimate_is_the_minimum_norm_estimate(dtype, shape, schedule):
     helpers.assert_close(W, reference)
     assert 0.8 * helpers.norm2(case.A) <= stats.norm <= 4 * helpers.norm2(case.A) * min(d, n) ** 0.5
     if schedule == "optimal":
-        assert stats.rank == np.linalg.matrix_rank(case.A)
-    prepared = eagle_jax.prepare(case.A, case.B, schedule=schedule)
-    for C in (case.C, case.C[:, :1]):
-        value, status, _ = prepared(C)
-        assert status == Status.CONVERGED
-        np.testing.assert_array_equal(value, jnp.matmul(W, C, precision="highest"))
-
-
-@pytest.mark.float32_is_slow
-def test_prepare_equals_solve(dtype):
-    case = helpers.make_case(12, 9, dtype, consistent=False)
-    helpers.assert_close(eagle_jax.prepare(case.A, case.B)(case.C).value, case)
-    helpers.assert_close(eagle_jax.solve(case.A, case.B, case.C).value, case)
+        assert int(stats.rank) == np.linalg.matrix_rank(case.A)
 
 
 @pytest.mark.float32_is_slow

@@ -2,7 +2,6 @@
 
 import jax
 
-from eagle_jax.linalg import adjoint
 from eagle_jax.methods import gram
 from eagle_jax.methods.factor import Answer, Factor
 
@@ -23,7 +22,8 @@ def estimate(A, B, rtol: float, rcond: float | None) -> Answer:
     return (one if A.size <= _BATCHED else jax.custom_batching.sequential_vmap(one))(A, B)
 
 
-def right(A, C, rtol: float, rcond: float | None) -> Answer:
-    """Y = A⁺ C."""
-    answer = estimate(adjoint(A), adjoint(C), rtol, rcond)
-    return answer._replace(value=adjoint(answer.value))
+def factor(A, rcond: float | None) -> Factor:
+    def one(A) -> Factor:
+        return Factor.of(A, rcond)
+
+    return (one if A.size <= _BATCHED else jax.custom_batching.sequential_vmap(one))(A)

@@ -141,7 +141,7 @@ def race(problem: str, methods: dict, A, B, rounds: int, solution) -> Row:
 
 def rows(shapes, rounds: int):
     for shape, kappa, full, consistent in itertools.product(shapes, KAPPAS, (True, False), (True, False)):
-        size, _, dtype = shape.partition(" ")
+        size, _, dtype = str(shape).partition(" ")
         *lanes, d, n = map(int, size.split("x"))
         rng, dtype = np.random.default_rng(0), dtype or "float64"
         rank = min(d, n) if full else min(d, n) // 2
@@ -149,16 +149,14 @@ def rows(shapes, rounds: int):
         A = np.stack([build() for _ in range(lanes[0])]) if lanes else build()
         B = rng.standard_normal((*A.shape[:-2], 2, d)) @ A if consistent else rng.standard_normal((*A.shape[:-2], 2, n))
         A, B = jnp.asarray(A, dtype), jnp.asarray(B, dtype)
-        name = (
-            f"{shape}, kappa {kappa:.0e}, {'full' if full else 'half'} rank, "
+        name = f"{shape}, kappa {kappa:.0e}, {'full' if full else 'half'} rank, "
         name += "B = W A" if consistent else "general"
-        )
         yield race(name, batched() if lanes else competitors(), A, B, rounds, eagle_jax.estimate(A, B))
 
 
 def real_rows(folder: pathlib.Path, rounds: int):
     for path in sorted(folder.glob("*.mtx")):
-        A = np.asarray(scipy.io.mmread(path).todense(), float)
+        A = np.asarray(scipy.io.mmread(path).toarray(), float)  # pyright: ignore[reportAttributeAccessIssue]
         A = A if A.shape[0] <= A.shape[1] else A.T
         B = np.random.default_rng(0).standard_normal((2, A.shape[1]))
         A, B = jnp.asarray(A), jnp.asarray(B)
