@@ -29,15 +29,25 @@ def times_powers(x, up, down):
 
     Products of the powers themselves may be out of it, so their exponents are added, and applied in thirds.
     """
-
-    def exponent(power):
-        return jnp.frexp(power)[1].astype(jnp.int32) - 1
-
-    total = sum(map(exponent, up), jnp.int32(0)) - sum(map(exponent, down), jnp.int32(0))
+    total = sum(map(_exponent, up)) - sum(map(_exponent, down))
     third = total // 3
     for e in (third, third, total - 2 * third):
-        x = times(x, jnp.ldexp(jnp.ones(e.shape, real_dtype(x.dtype)), e))
+        x = times(x, _power(e, real_dtype(x.dtype)))
     return x
+
+
+def _exponent(x):
+    """The e with 2^e <= x < 2^(e+1), of positive normal numbers, as an integer of x's width."""
+    info = jnp.finfo(x.dtype)
+    bits = lax.bitcast_convert_type(x, jnp.dtype(f"int{info.bits}"))
+    return (bits >> info.nmant) + int(info.minexp - 1)
+
+
+def _power(e, dtype):
+    """2^e, or the nearest power of two that has an inverse."""
+    info = jnp.finfo(dtype)
+    e = jnp.clip(e, int(info.minexp), -int(info.minexp))
+    return lax.bitcast_convert_type((e - int(info.minexp - 1)) << info.nmant, dtype)
 
 
 def norm(x, axis=None, keepdims=False):
@@ -63,10 +73,8 @@ def epsilon(dtype) -> float:
 
 def power_of_two(size):
     """The power of two that brings `size` into [0.5, 1): scaling by it is exact. 1 for 0, NaN for NaN and Inf."""
-    _, exponent = jnp.frexp(jnp.where(jnp.isfinite(size), size, 1))
-    limit = int(jnp.finfo(size.dtype).maxexp) - 2
-    scale = jnp.ldexp(jnp.ones_like(size), -jnp.clip(exponent, -limit, limit))
-    scale = jnp.where(size > 0, scale, 1)
+    tiny = jnp.finfo(size.dtype).tiny
+    scale = jnp.where(size < tiny, 1, _power(-1 - _exponent(size), size.dtype))
     return jnp.where(jnp.isfinite(size), scale, jnp.nan)
 
 
@@ -100,9 +108,13 @@ def repeat(count, step, start):
 
 def put(x, block, *start):
     """x with `block` at `start`, which may be traced."""
-    return lax.dynamic_update_slice(x, block, [jnp.asarray(i, jnp.int32) for i in start])
+    return lax.dynamic_update_slice(x, block, _indices(start), allow_negative_indices=False)
 
 
 def get(x, shape, *start):
     """The block of that shape at `start`, which may be traced."""
-    return lax.dynamic_slice(x, [jnp.asarray(i, jnp.int32) for i in start], shape)
+    return lax.dynamic_slice(x, _indices(start), shape, allow_negative_indices=False)
+
+
+def _indices(start):
+    return [jnp.asarray(i, jnp.int32) for i in start]

@@ -47,11 +47,15 @@ from eagle_jax.linalg import (
 )
 from eagle_jax.schedules import SETTLE
 
-# Rows of A in one block: small enough that pivots, taken one by one, cost less than the products around them.
-# `python -m experiments.bench.solve` has the times.
-_ONE_BLOCK, _BLOCK = 32, 48
+# Rows of A in one block: small enough that pivots, taken one by one, cost less than the products around them, large
+# enough for these to run at the speed of large products. `python -m experiments.bench.solve` has the times.
+_ONE_BLOCK, _BLOCK, _SMALL, _LARGE_BLOCK = 32, 48, 480, 96
+# Rows of P that are cleared at once: products with those that are not there yet cost half of this.
+_CHUNK = 256
 # Probes whose images tell norms: the chance that four normal numbers have a mean square below 0.02 is 2e-4.
 _PROBES = 4
+# Norms from probes may be too small by a factor of 8, and by power iterations by 2.
+_CAUTION = 16
 
 
 class Triangle(NamedTuple):
@@ -104,9 +108,41 @@ class LQ(NamedTuple):
 
 
 class _Progress(NamedTuple):
-    lq: LQ
-    j: jax.Array  # the block of rows at work
-    waiting: jax.Array  # those of its rows that are not in P
+    rows: jax.Array  # P in the first `rank` of them, and from the next block on what of M is still to be read
+    block: jax.Array  # the rows of M at work
+    waiting: jax.Array  # those of them that are not in P
+    j: jax.Array  # its number
+    T: Triangle
+    order: jax.Array
+    rank: jax.Array
+
+
+class Sizes(NamedTuple):
+    """r: rows of a block. chunk: rows of P that are cleared at once. W: d in whole blocks, and one to spare."""
+
+    r: int
+    chunk: int
+    W: int
+
+    @classmethod
+    def of(cls, d: int) -> "Sizes":
+        r = d if d <= _ONE_BLOCK else _BLOCK if d <= _SMALL else _LARGE_BLOCK
+        W = r * (-(-d // r) + 1)
+        return cls(r, r if d <= _SMALL else min(_CHUNK, W), W)
+
+
+def cleared(X, P, c, chunk: int):
+    """(X Pᴴ, X - X Pᴴ P) with the first c rows of P, from chunk to chunk."""
+    (W, n), r = P.shape, len(X)
+
+    def part(i, carry):
+        K, X = carry
+        first = jnp.minimum(i * chunk, W - chunk)
+        rows, index = get(P, (chunk, n), first, 0), first + numbers(chunk)
+        k = jnp.where((index >= i * chunk) & (index < c), matmul(X, adjoint(rows)), 0)
+        return put(K, get(K, k.shape, 0, first) + k, 0, first), X - matmul(k, rows)
+
+    return repeat(-(-c // chunk), part, varying_like((jnp.zeros((r, W), X.dtype), X), X, P, c))
 
 
 def pivoted(G, cut2):
@@ -115,76 +151,83 @@ def pivoted(G, cut2):
     index = numbers(r)
 
     def step(i, carry):
-        E, T, free, inverses, order = carry
-        diagonal = jnp.where(free, jnp.real(jnp.diagonal(E)), -1)
-        p = jnp.argmax(diagonal).astype(jnp.int32)
-        good = diagonal[p] > cut2
-        inverse = jnp.where(good, 1 / jnp.where(good, diagonal[p], 1), 0)
+        E, pivots, scales, order = carry  # E: what is left of G, and beside it the elimination so far
+        p, pivot = jnp.argmax(pivots).astype(jnp.int32), jnp.max(pivots)
+        good = pivot > cut2
+        inverse = jnp.where(good, 1 / jnp.where(good, pivot, 1), 0)
         hit = (index == p) & good
-        free = free & ~hit
-        c = jnp.where(free, times(E[:, p], inverse), 0)[:, None]
-        order = jnp.where((index == i) & good, p, order)
-        return E - c * E[p], T - c * T[p], free, jnp.where(hit, inverse, inverses), order
+        row = jnp.sum(jnp.where(hit[:, None], E, 0), 0)
+        left = jnp.where(hit, -1, pivots - square(row[:r]) * inverse)
+        c = jnp.where((pivots > 0) & ~hit, times(row[:r].conj(), inverse), 0)
+        return (
+            E - c[:, None] * row,
+            jnp.where(pivots > 0, left, pivots),
+            jnp.where(hit, jnp.sqrt(inverse), scales),
+            jnp.where((index == i) & good, p, order),
+        )
 
-    zeros, none = jnp.zeros(r, real_dtype(G.dtype)), jnp.zeros(r, jnp.int32)
-    start = varying_like((G, jnp.eye(r, dtype=G.dtype), jnp.ones(r, bool), zeros, none), G, cut2)
-    _, T, free, inverses, order = repeat(r, step, start)
-    k = jnp.sum(~free, dtype=jnp.int32)
-    Q = jnp.where((index < k)[:, None], times(T, jnp.sqrt(inverses)[:, None])[order], 0)
-    return Q, order, ~free
+    zeros = jnp.zeros(r, real_dtype(G.dtype))
+    start = jnp.concatenate([G, jnp.eye(r, dtype=G.dtype)], 1), jnp.real(jnp.diagonal(G)), zeros, index * 0
+    steps = jnp.where(jnp.max(start[1]) > cut2, r, 0)  # none for blocks that hold nothing new
+    E, _, scales, order = repeat(steps, step, varying_like(start, G, cut2))
+    kept = scales > 0
+    Q = times(E[:, r:], scales[:, None])[order]
+    return jnp.where((index < jnp.sum(kept, dtype=jnp.int32))[:, None], Q, 0), order, kept
 
 
-def isometric(P, Y, c, k):
-    """(P, Y): the k rows Y, nearly orthonormal and nearly orthogonal to P, made so, and put into P as rows c, c+1, ...
+def isometric(Y, P, c, k, chunk: int):
+    """The leading k rows of Y, nearly orthonormal and nearly orthogonal to P's first c, made so.
 
-    Newton-Schulz, which is Update, on the stack of P and Y: one pass squares what is wrong, and one does unless the
-    rows were small remainders. They have length one by now, which is what makes the clearing lasting.
+    They are cleared once more, now that they have length one, which is what makes it lasting, and take a step of
+    Newton-Schulz, which is Update. One pass squares what is wrong; one does unless the rows were small remainders.
     """
-    r = Y.shape[0]
-    eye = jnp.diag((numbers(r) < k).astype(Y.dtype))
+    eye = jnp.diag((numbers(len(Y)) < k).astype(Y.dtype))
     enough = epsilon(Y.dtype) ** 0.5
 
     def step(carry):
-        P, Y, _, passes = carry
-        K = matmul(Y, adjoint(P))
-        G = get(K, (r, r), 0, c)
-        K = put(K, G - eye, 0, c)
-        off = jnp.max(jnp.abs(K))
-        Y = matmul(put(-K, 1.5 * eye - 0.5 * G, 0, c), P)
-        return put(P, Y, c, 0), Y, off, passes + 1
+        Y, _, passes = carry
+        K, Y = cleared(Y, P, c, chunk)
+        G = matmul(Y, adjoint(Y))
+        off = jnp.maximum(jnp.max(jnp.abs(K)), jnp.max(jnp.abs(G - eye)))
+        return matmul(1.5 * eye - 0.5 * G, Y), off, passes + 1
 
-    one = varying_like((jnp.ones((), real_dtype(Y.dtype)), jnp.zeros((), jnp.int32)), P, Y, c)
-    first = step((put(P, Y, c, 0), Y, *one))
-    return lax.while_loop(lambda t: (t[2] > enough) & (t[3] < 4), step, first)[:2]
+    start = Y, (k > 0).astype(real_dtype(Y.dtype)), jnp.zeros((), jnp.int32)
+    return lax.while_loop(lambda t: (t[1] > enough) & (t[2] < 4), step, varying_like(start, P, Y, c))[0]
 
 
-def _enter(M, r, tol, s: _Progress) -> _Progress:
+def _enter(sizes: Sizes, tol, s: _Progress) -> _Progress:
     """One round on a block of rows: cleared of P, those that the Gram matrix can tell from noise go into P.
 
     One Gram matrix resolves half of the digits. So rows with pivots below delta of the longest wait for a next round,
     cleared of those that went in: one round for most blocks, two or three where the rank ends.
     """
-    (P, T, all_order, c), n = s.lq, M.shape[1]
-    delta2 = epsilon(M.dtype) ** 0.6
-    rows = jnp.where(s.waiting[:, None], get(M, (r, n), s.j * r, 0), 0)
-    K = matmul(rows, adjoint(P))
-    X = rows - matmul(K, P)
+    (r, chunk, _), T, c = sizes, s.T, s.rank
+    delta2 = epsilon(s.rows.dtype) ** 0.6
+    K, X = cleared(jnp.where(s.waiting[:, None], s.block, 0), s.rows, c, chunk)
     size2 = jnp.sum(square(X), 1)
     Q, order, new = pivoted(matmul(X, adjoint(X)), jnp.maximum(tol**2, delta2 * jnp.max(size2)))
     k = jnp.sum(new, dtype=jnp.int32)
     kept = numbers(r) < k
-    P, Y = isometric(P, matmul(Q, X), c, k)
+    Y = isometric(matmul(Q, X), s.rows, c, k, chunk)
     own = matmul(X, adjoint(Y))[order]
-    waiting = s.waiting & ~new & (size2 > tol**2)
-    stay = jnp.any(waiting) & (k > 0)
+    rows = put(s.rows, jnp.where(kept[:, None], Y, get(s.rows, Y.shape, c, 0)), c, 0)
     triangle = Triangle(
         L=put(T.L, jnp.where(kept[:, None], put(K[order], own, 0, c), 0), c, 0),
         J=put(T.J, _inverse(own, Q[:, order], kept)[None], T.blocks, 0, 0),
         first=put(T.first, c[None], T.blocks),
         blocks=T.blocks + (k > 0).astype(jnp.int32),
     )
-    found = LQ(P, triangle, put(all_order, s.j * r + order, c), c + k)
-    return _Progress(found, s.j + (~stay).astype(jnp.int32), ~stay | waiting)
+    waiting = s.waiting & ~new & (size2 > tol**2)
+    stay = jnp.any(waiting) & (k > 0)
+    return _Progress(
+        rows=rows,
+        block=jnp.where(stay, s.block, get(rows, Y.shape, (s.j + 1) * r, 0)),
+        waiting=~stay | waiting,
+        j=s.j + (~stay).astype(jnp.int32),
+        T=triangle,
+        order=put(s.order, s.j * r + order, c),
+        rank=c + k,
+    )
 
 
 def _inverse(L, J, kept):
@@ -196,32 +239,21 @@ def _inverse(L, J, kept):
     return J
 
 
-def lq(M, r: int, tol, limit: int, stages: int = 1, rows=None) -> LQ:
-    """M = L P, up to rows below tol; from M's first `rows` (all if None), until the rank is `limit`.
-
-    P grows in a few static widths, which saves half of the products.
-    """
-    (d, n), dtype = M.shape, M.dtype
-    M = jnp.pad(M, ((0, -d % r), (0, 0)))
-    last = -(-(d if rows is None else rows) // r)
-    most = -(-limit // r) + 8  # rounds that are not full come only where the pivots fall by another 1/delta
-    widths = [-(-limit * (i + 1) // (stages * r)) * r for i in range(stages)]
-    widths[-1] += r
-    zero, W = jnp.zeros((), jnp.int32), widths[0]
+def lq(M, sizes: Sizes, tol, rows) -> LQ:
+    """M = L P, up to rows below tol, from M's first `rows`, which bound the rank. P takes M's place as that is read."""
+    (r, _, W), dtype = sizes, M.dtype
+    M = jnp.pad(M, ((0, W - len(M)), (0, 0)))
+    last = -(-rows // r)
+    most = W // r + 8  # rounds that are not full come only where the pivots fall by another 1/delta
+    zero = jnp.zeros((), jnp.int32)
     T = Triangle(jnp.zeros((W, W), dtype), jnp.zeros((most, r, r), dtype), jnp.zeros(most, jnp.int32), zero)
-    start = LQ(P=jnp.zeros((W, n), dtype), T=T, order=jnp.zeros(W, jnp.int32), rank=zero)
-    s = varying_like(_Progress(start, zero, jnp.ones(r, bool)), M, tol, last)
-    for W in widths:
-        more = W - s.lq.P.shape[0]
-        P, T, order, rank = s.lq
-        T = T._replace(L=jnp.pad(T.L, (0, more)))
-        wider = LQ(jnp.pad(P, ((0, more), (0, 0))), T, jnp.pad(order, (0, more)), rank)
-
-        def go_on(s: _Progress, W=W):
-            return (s.j < last) & (s.lq.rank < limit) & (s.lq.rank + r <= W) & (s.lq.T.blocks < most)
-
-        s = lax.while_loop(go_on, partial(_enter, M, r, tol), s._replace(lq=wider))
-    return s.lq
+    start = _Progress(M, M[:r], jnp.ones(r, bool), zero, T, jnp.zeros(W, jnp.int32), zero)
+    s = lax.while_loop(
+        lambda s: (s.j < last) & (s.T.blocks < most),
+        partial(_enter, sizes, tol),
+        varying_like(start, M, tol, jnp.asarray(last)),
+    )
+    return LQ(jnp.where((numbers(W) < s.rank)[:, None], s.rows, 0), s.T, s.order, s.rank)
 
 
 class Mixing(NamedTuple):
@@ -285,19 +317,10 @@ def largest(A, iterations: int):
     return repeat(iterations, step, varying_like(start, A))[1]
 
 
-def inverse_size(core: Core, cut):
-    """About ‖A⁺‖ in the Frobenius norm; if that may be above 1 / cut, in the spectral norm, by inverse iterations."""
-    x = matmul(solve_right(_normals((_PROBES, len(core.P)), core.P.dtype), core.R), core.V)
-    about = norm(x) / _PROBES**0.5
-
-    def step(_, carry):
-        z = adjoint(solve_left(core.R, matmul(core.V, adjoint(_unit(carry[0])))))
-        return matmul(solve_right(z, core.R), core.V), jnp.max(norm(z, -1))
-
-    doubtful = jnp.where(
-        8 * about * cut < 1, 0, 4
-    )  # the mean of four squares is rarely below 1/50 of what it should be
-    return repeat(doubtful, step, (x, about))[1]
+def inverse_size(core: Core):
+    """About ‖A⁺‖ in the Frobenius norm: the mean of four squares is rarely below 1/50 of what it should be."""
+    probes = _normals((_PROBES, len(core.P)), core.P.dtype)
+    return norm(matmul(solve_right(probes, core.R), core.V)) / _PROBES**0.5
 
 
 def _turned_over(t: Triangle) -> Triangle:
@@ -307,23 +330,34 @@ def _turned_over(t: Triangle) -> Triangle:
     return Triangle(adjoint(t.L)[::-1, ::-1], adjoint(t.J)[block, ::-1, ::-1], W - r - t.first[block], t.blocks)
 
 
+def _leading_times(P, A, rank, chunk: int):
+    """P A for the first `rank` rows of P, the others being zero."""
+
+    def part(i, product):
+        first = jnp.minimum(i * chunk, len(P) - chunk)
+        return put(product, matmul(get(P, (chunk, len(A)), first, 0), A), first, 0)
+
+    zeros = varying_like(jnp.zeros((len(P), A.shape[1]), A.dtype), P, A, rank)
+    return repeat(-(-rank // chunk), part, zeros)
+
+
 def _deficient(A, P, rank, tau, noise) -> Core:
     """From A = F P: the complete orthogonal decomposition, truncated at tau where singular values are near it."""
-    W, r = len(P), _block(A.shape[0])
-    two = lq(matmul(P, adjoint(A)), r, noise, A.shape[0], rows=rank)  # Fᴴ from A itself, and not from L
-    leading = (numbers(W) < two.rank)[:, None]
+    sizes = Sizes.of(len(A))
+    two = lq(_leading_times(P, adjoint(A), rank, sizes.chunk), sizes, noise, rank)  # Fᴴ from A itself, and not from L
+    leading = (numbers(sizes.W) < two.rank)[:, None]
     core = Core(jnp.where(leading, P[two.order], 0)[::-1], _turned_over(two.T), two.P[::-1], two.rank)
-    clear = 2 * inverse_size(core, tau) * tau < 1
-    return lax.cond(clear, lambda core: core, partial(_truncated, r=r, tau=tau), core)
+    clear = _CAUTION * inverse_size(core) * tau < 1
+    return lax.cond(clear, lambda core: core, partial(_truncated, sizes=sizes, tau=tau), core)
 
 
-def _truncated(core: Core, r: int, tau) -> Core:
+def _truncated(core: Core, sizes: Sizes, tau) -> Core:
     """Singular values at or below tau dropped."""
     P, R, V, rank = core
     W, dtype = len(P), P.dtype
     eye = jnp.eye(W, dtype=dtype)
     ridge = jnp.where(numbers(W) >= W - rank, tau, 0).astype(dtype)
-    three = lq(jnp.concatenate([R.L, ridge * eye], 1), r, tau / 8, V.shape[1])
+    three = lq(jnp.concatenate([R.L, ridge * eye], 1), sizes, tau / 8, W)
     P1 = three.P[:, :W]
     T = matmul(adjoint(P1), P1)
     projector = _sharpened(T)
@@ -353,14 +387,6 @@ def _sharpened(T):
     start = varying_like((2 * T - eye, jnp.ones((), real_dtype(T.dtype)), jnp.zeros((), jnp.int32)), T)
     X, _, _ = lax.while_loop(lambda c: (c[1] > enough) & (c[2] < 8), cycle, start)
     return 0.5 * (X + eye)
-
-
-def _block(d: int) -> int:
-    return d if d <= _ONE_BLOCK else _BLOCK
-
-
-def _stages(d: int) -> int:
-    return 1 if d <= 2 * _BLOCK else 3
 
 
 class Rows(NamedTuple):
@@ -402,10 +428,10 @@ def equilibrated(A):
 def mixed(A) -> Core:
     """M = U A = L P: the pseudo-inverse if the rank is full."""
     d = len(A)
-    mixing = Mixing.of(d, A.dtype)
+    mixing, sizes = Mixing.of(d, A.dtype), Sizes.of(d)
     M = mixing.mix(A)
-    P, T, order, rank = lq(M, _block(d), noise(A) * jnp.max(norm(M, 1)), d, _stages(d))
-    return Core(P, T, jnp.where((numbers(len(P)) < rank)[:, None], mixing.rows(order), 0), rank)
+    P, T, order, rank = lq(M, sizes, noise(A) * jnp.max(norm(M, 1)), len(M))
+    return Core(P, T, jnp.where((numbers(sizes.W) < rank)[:, None], mixing.rows(order), 0), rank)
 
 
 def factorise(A, rcond=None) -> Rows:
@@ -417,20 +443,21 @@ def factorise(A, rcond=None) -> Rows:
     d, dtype = len(A), A.dtype
     unit, s, A1, A0 = equilibrated(A)
     P, R, U, rank = mixed(A0)
-    full = Core(P, R, times(U, s), rank)
-    if rcond is None:
+    full, given = Core(P, R, times(U, s), rank), rcond is not None
+    if not given:
         rcond, judged, seen = default_rcond(A), full._replace(V=U), A0
     else:
         rcond, judged, seen = jnp.asarray(rcond, real_dtype(dtype)), full, A1
-    cut = 2 * rcond * largest(seen, 3)
-    clear = (rank == d) & (2 * inverse_size(judged, cut) * cut < 1)
+    clear = (rank == d) & (_CAUTION * inverse_size(judged) * rcond * largest(seen, 3) < 1)
+
+    iterations = 20 if given else 5
 
     def deficient(A1, P, rank, rcond):
-        size = largest(A1, 20)
+        size = largest(A1, iterations)
         return _deficient(A1, P, rank, rcond * size, noise(A1) * size)
 
     core = unless(clear, full, deficient, A1, P, rank, jnp.asarray(rcond, real_dtype(dtype)))
-    inverse, size = inverse_size(core, 0), largest(A1, 3)
+    inverse, size = inverse_size(core), largest(A1, 3)
     return Rows(A0, unit, s, core.P, core.R, times(core.V, 1 / s), core.rank, size / unit, inverse * unit)
 
 

@@ -89,7 +89,7 @@ def gram(A, B, rtol, rcond) -> Answer:
     sizes = jnp.sqrt(jnp.where(scalable, squares, 1))
     s = power_of_two(sizes)
     core = mixed(jnp.where(scalable, times(E, s * s[:, None]), 0))
-    inverse = jnp.sqrt(inverse_size(core, 0))
+    inverse = jnp.sqrt(inverse_size(core))
     size = norm(sizes * s)
     # In rows of equal length; for a given rcond in the caller's, where the least singular value may be less by max(s).
     cut = default_rcond(A) * size if rcond is None else rcond * norm(sizes) * jnp.max(s)
