@@ -54,6 +54,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("eagle_jax")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_freed():
+    """A compiled program is many small mappings of memory, of which a process may have 65 530."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """Enable 64-bit types during the test."""
