@@ -52,6 +52,8 @@ from eagle_jax.schedules import SETTLE
 _ONE_BLOCK, _BLOCK, _SMALL, _LARGE_BLOCK = 32, 48, 480, 96
 # Rows of P that are cleared at once: products with those that are not there yet cost half of this.
 _CHUNK = 256
+# Rounds on one block: each resolves 0.3 of the digits.
+_ROUNDS = 5
 # Probes whose images tell norms: the chance that four normal numbers have a mean square below 0.02 is 2e-4.
 _PROBES = 4
 # Norms from probes may be too small by a factor of 8, and by power iterations by 2.
@@ -72,6 +74,8 @@ class Triangle(NamedTuple):
 
 def solve_right(G, t: Triangle):
     """X with X L = G, from the last block to the first."""
+    if len(t.J) == 1:
+        return matmul(G, t.J[0])
     r, W = t.J.shape[-1], t.L.shape[0]
 
     def block(i, X):
@@ -85,6 +89,8 @@ def solve_right(G, t: Triangle):
 
 def solve_left(t: Triangle, C):
     """Z with L Z = C, from the first block to the last."""
+    if len(t.J) == 1:
+        return matmul(t.J[0], C)
     r, W = t.J.shape[-1], t.L.shape[0]
 
     def block(i, Z):
@@ -118,7 +124,9 @@ class _Progress(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """r: rows of a block. chunk: rows of P that are cleared at once. W: d in whole blocks, and one to spare."""
+    """r: rows of a block. chunk: rows of P that are cleared at once. W: d in whole blocks and one to spare, unless d is
+    one block.
+    """
 
     r: int
     chunk: int
@@ -126,7 +134,9 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, d: int) -> "Sizes":
-        r = d if d <= _ONE_BLOCK else _BLOCK if d <= _SMALL else _LARGE_BLOCK
+        if d <= _ONE_BLOCK:
+            return cls(d, d, d)
+        r = _BLOCK if d <= _SMALL else _LARGE_BLOCK
         W = r * (-(-d // r) + 1)
         return cls(r, r if d <= _SMALL else min(_CHUNK, W), W)
 
@@ -134,6 +144,9 @@ class Sizes(NamedTuple):
 def cleared(X, P, c, chunk: int):
     """(X Pᴴ, X - X Pᴴ P) with the first c rows of P, from chunk to chunk."""
     (W, n), r = P.shape, len(X)
+    if chunk == W:
+        K = jnp.where(numbers(W) < c, matmul(X, adjoint(P)), 0)
+        return K, X - matmul(K, P)
 
     def part(i, carry):
         K, X = carry
@@ -195,17 +208,22 @@ def isometric(Y, P, c, k, chunk: int):
     return lax.while_loop(lambda t: (t[1] > enough) & (t[2] < 4), step, varying_like(start, P, Y, c))[0]
 
 
-def _enter(sizes: Sizes, tol, s: _Progress) -> _Progress:
-    """One round on a block of rows: cleared of P, those that the Gram matrix can tell from noise go into P.
+def _told_from_noise(block, waiting, P, c, chunk: int, tol):
+    """(K, X, squares of X's rows, Q, order, new): the waiting rows = K P + X, and `pivoted` of X's Gram matrix.
 
     One Gram matrix resolves half of the digits. So rows with pivots below delta of the longest wait for a next round,
     cleared of those that went in: one round for most blocks, two or three where the rank ends.
     """
-    (r, chunk, _), T, c = sizes, s.T, s.rank
-    delta2 = epsilon(s.rows.dtype) ** 0.6
-    K, X = cleared(jnp.where(s.waiting[:, None], s.block, 0), s.rows, c, chunk)
+    K, X = cleared(jnp.where(waiting[:, None], block, 0), P, c, chunk)
     size2 = jnp.sum(square(X), 1)
-    Q, order, new = pivoted(matmul(X, adjoint(X)), jnp.maximum(tol**2, delta2 * jnp.max(size2)))
+    delta2 = epsilon(X.dtype) ** 0.6
+    return K, X, size2, *pivoted(matmul(X, adjoint(X)), jnp.maximum(tol**2, delta2 * jnp.max(size2)))
+
+
+def _enter(sizes: Sizes, tol, s: _Progress) -> _Progress:
+    """One round on a block of rows: cleared of P, those that the Gram matrix can tell from noise go into P."""
+    (r, chunk, _), T, c = sizes, s.T, s.rank
+    K, X, size2, Q, order, new = _told_from_noise(s.block, s.waiting, s.rows, c, chunk, tol)
     k = jnp.sum(new, dtype=jnp.int32)
     kept = numbers(r) < k
     Y = isometric(matmul(Q, X), s.rows, c, k, chunk)
@@ -239,12 +257,69 @@ def _inverse(L, J, kept):
     return J
 
 
+class _Rounds(NamedTuple):
+    """Like _Progress, for one block."""
+
+    P: jax.Array
+    L: jax.Array
+    J: jax.Array  # its inverse
+    order: jax.Array
+    rank: jax.Array
+    waiting: jax.Array
+    more: jax.Array
+    rounds: jax.Array
+
+
+def one_block(M, tol) -> LQ:
+    """`lq` of a few rows, as those of a batch: rows go to their places by products, where slices would be scatters."""
+    (r, n), dtype, index = M.shape, M.dtype, numbers(len(M))
+
+    def enter(s: _Rounds) -> _Rounds:
+        K, X, size2, Q, order, new = _told_from_noise(M, s.waiting, s.P, s.rank, r, tol)
+        k = jnp.sum(new, dtype=jnp.int32)
+        kept = index < k
+        Y = isometric(matmul(Q, X), s.P, s.rank, k, r)
+        pick = ((order[:, None] == index) & kept[:, None]).astype(dtype)
+        place = (index[:, None] == s.rank + index) & kept
+        at = place.astype(dtype)
+        own, K = matmul(pick, matmul(X, adjoint(Y))), matmul(pick, K)
+        inverse = _inverse(own, matmul(Q, pick.T), kept)
+        waiting = s.waiting & ~new & (size2 > tol**2)
+        return _Rounds(
+            P=s.P + matmul(at, Y),
+            L=s.L + matmul(at, K + matmul(own, at.T)),
+            J=s.J + matmul(at, matmul(inverse, at.T - matmul(K, s.J))),
+            order=s.order + jnp.sum(jnp.where(place, order, 0), 1, dtype=jnp.int32),
+            rank=s.rank + k,
+            waiting=waiting,
+            more=jnp.any(waiting) & (k > 0) & (s.rounds < _ROUNDS),
+            rounds=s.rounds + 1,
+        )
+
+    none, zero = jnp.zeros((r, r), dtype), jnp.zeros((), jnp.int32)
+    start = _Rounds(
+        P=jnp.zeros((r, n), dtype),
+        L=none,
+        J=none,
+        order=index * 0,
+        rank=zero,
+        waiting=jnp.ones(r, bool),
+        more=jnp.ones((), bool),
+        rounds=zero,
+    )
+    s = lax.while_loop(lambda s: s.more, enter, varying_like(start, M, tol))
+    triangle = Triangle(s.L, s.J[None], jnp.zeros_like(s.order[:1]), jnp.ones_like(s.rank))
+    return LQ(s.P, triangle, s.order, s.rank)
+
+
 def lq(M, sizes: Sizes, tol, rows) -> LQ:
     """M = L P, up to rows below tol, from M's first `rows`, which bound the rank. P takes M's place as that is read."""
     (r, _, W), dtype = sizes, M.dtype
+    if r == W:
+        return one_block(M, tol)
     M = jnp.pad(M, ((0, W - len(M)), (0, 0)))
     last = -(-rows // r)
-    most = W // r + 8  # rounds that are not full come only where the pivots fall by another 1/delta
+    most = W // r + 2 * _ROUNDS  # rounds that are not full come only where the pivots fall by another 1/delta
     zero = jnp.zeros((), jnp.int32)
     T = Triangle(jnp.zeros((W, W), dtype), jnp.zeros((most, r, r), dtype), jnp.zeros(most, jnp.int32), zero)
     start = _Progress(M, M[:r], jnp.ones(r, bool), zero, T, jnp.zeros(W, jnp.int32), zero)
@@ -266,18 +341,18 @@ class Mixing(NamedTuple):
     @classmethod
     def of(cls, d: int, dtype) -> "Mixing":
         rng = np.random.default_rng(3)
-        s = max(math.isqrt(d), 1)
+        s = max(math.isqrt(d), 1) if d > _ONE_BLOCK else d
         s = next((k for k in range(s, 0, -1) if d % k == 0 and k**3 >= d), s)  # a divisor of d, if one is near its root
         t = -(-d // s)
-        small, large = (np.linalg.qr(rng.standard_normal((k, k)))[0] for k in (s, t))
+        small, large = (np.linalg.qr(rng.standard_normal((k, k)))[0] if k > 1 else np.ones((1, 1)) for k in (s, t))
         return cls(*(jnp.asarray(x, dtype) for x in (small, large, rng.choice([-1.0, 1.0], d))))
 
     def mix(self, A):
         """U A, O(d^1.5) a column; a few rows more than A has where d has no divisor near its root."""
         s, t, n = len(self.small), len(self.large), A.shape[1]
         A = jnp.pad(self.signs[:, None] * A, ((0, s * t - A.shape[0]), (0, 0)))
-        A = matmul(self.small, A.reshape(s, t * n)).reshape(s, t, n)
-        return matmul(self.large, A).reshape(s * t, n)
+        A = matmul(self.small, A.reshape(s, t * n))
+        return A if t == 1 else matmul(self.large, A.reshape(s, t, n)).reshape(s * t, n)
 
     def rows(self, index):
         """Those rows of U."""
