@@ -84,6 +84,7 @@ def _products(A, B):
     return total[: len(B)]
 
 
+@functools.cache
 def competitors() -> dict:
     """(A, B) -> W for matrices that are no batch."""
     return {
@@ -104,6 +105,7 @@ def _gelsy(A, B):
     return solution[0].T
 
 
+@functools.cache
 def batched() -> dict:
     methods = {name: f for name, f in competitors().items() if name not in ("gelsd", "gelsy", "products")}
     return {name: jax.jit(jax.vmap(f)) for name, f in methods.items()}
