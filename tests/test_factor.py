@@ -98,6 +98,8 @@ def test_a_million_float32_rows_have_a_default_rcond():
     x = np.arange(1e6, dtype=np.float32)[:, None]
     solution = eagle_jax.raise_if_failed(eagle_jax.lstsq(x, 3 * x[:, 0]))
     np.testing.assert_allclose(solution.value, 3, rtol=1e-5)
+    F, G = gram.compressed(jnp.asarray(x.T / 1e6), jnp.asarray(3 * x.T / 1e6))
+    np.testing.assert_allclose(G / F, 3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kappa", [1e2, 1e9])

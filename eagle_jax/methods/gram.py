@@ -33,8 +33,9 @@ from eagle_jax.methods.factor import Answer, Factor, default_rcond, equilibrated
 
 # Columns a chunk: what fits a cache, for reading A once and using it twice.
 _CHUNK = 1024
-# Columns merged at a time, in units of d: the factor so far, carried along, then costs an eighth of the work.
-_MERGED = 8
+# Columns merged at a time, in units of d: the factor so far, carried along, then costs an eighth of the work. Every
+# merge adds its rounding, so few rows have wider ones.
+_MERGED, _FEWEST = 8, 1024
 
 
 def gradient(A, B, W):
@@ -85,7 +86,7 @@ def gram(A, B, rtol, rcond) -> Answer:
     d, eps, info = len(A), epsilon(A.dtype), jnp.finfo(A.dtype)
     E = matmul(A, adjoint(A))
     squares = jnp.real(jnp.diagonal(E))
-    scalable = jnp.all((squares > float(info.tiny) ** 0.4) & (squares < float(info.max) ** 0.4))
+    scalable = jnp.all((squares > float(info.tiny) ** 0.6) & (squares < float(info.max) ** 0.6))
     sizes = jnp.sqrt(jnp.where(scalable, squares, 1))
     s = power_of_two(sizes)
     core = mixed(jnp.where(scalable, times(E, s * s[:, None]), 0))
@@ -125,7 +126,7 @@ def gram(A, B, rtol, rcond) -> Answer:
 def compressed(A, B):
     """(F, G): d x (d + a block) and the right-hand sides; W F ~ G has the solutions of W A ~ B, for any rank."""
     d, n = A.shape
-    chunk = _MERGED * d
+    chunk = max(_MERGED * d, _FEWEST)
     count = -(-n // chunk)
     A, B = (jnp.pad(x, ((0, 0), (0, count * chunk - n))) for x in (A, B))
     width = jax.eval_shape(mixed, A[:, :chunk]).P.shape[0]
