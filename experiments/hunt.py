@@ -39,6 +39,7 @@ class Case:
     rank: int
     kappa: float
     bound: float
+    graded: bool
     about: str
 
 
@@ -87,14 +88,14 @@ def draw(rng, d: int, n: int, dtype: str, rcond: float | None) -> Case | None:
     about = (
         f"{d}x{n} {dtype} {kind} rank {rank} kappa {kappa:.0e} rcond {rcond} consistent {consistent} graded {graded}"
     )
-    return Case(stored, B, X / grade / unit, rank, kappa, bound, about)
+    return Case(stored, B, X / grade / unit, rank, kappa, bound, graded, about)
 
 
 def judge(tally: Tally, case: Case, W, status: int, rank: int) -> None:
     tally.cases += 1
     eps = float(np.finfo(case.A.dtype).eps)
     scale = np.abs(case.X).max(0, keepdims=True)  # graded columns of W count alike
-    scale = np.where(scale > 0, scale, 1) if "graded=True" in case.about else 1.0
+    scale = np.where(scale > 0, scale, 1) if case.graded else 1.0
     with np.errstate(all="ignore"):
         size = np.linalg.norm(case.X / scale)
         error = float(np.linalg.norm((np.asarray(W, complex) - case.X) / scale) / size)
