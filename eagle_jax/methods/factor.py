@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eagle_jax.fallback import unless
 from eagle_jax.linalg import (
     adjoint,
     epsilon,
     get,
+    lengths,
     matmul,
     norm,
     numbers,
@@ -47,13 +47,11 @@ from eagle_jax.linalg import (
 )
 from eagle_jax.schedules import SETTLE
 
-# Rows of A in one block: small enough that pivots, taken one by one, cost less than the products around them, large
-# enough for these to run at the speed of large products. `python -m experiments.bench.solve` has the times.
-_ONE_BLOCK, _BLOCK, _SMALL, _LARGE_BLOCK = 32, 48, 480, 96
-# Rows of P that are cleared at once: products with those that are not there yet cost half of this.
-_CHUNK = 256
-# Rounds on one block: each resolves 0.3 of the digits.
-_ROUNDS = 5
+# Rows of A in a block, and blocks of P that are cleared at once, for up to so many rows of A: small enough that rows,
+# made orthonormal one by one in a Gram matrix, cost less than the products around them, large enough for these to run
+# at the speed of large products. Up to the first of them one block is all. `python -m experiments.bench.solve`.
+_ONE_BLOCK, _SMALL = 48, 480
+_BLOCK, _LARGE_BLOCK, _LARGE_CHUNK = 48, 64, 4
 # Probes whose images tell norms: the chance that four normal numbers have a mean square below 0.02 is 2e-4.
 _PROBES = 4
 # Norms from probes may be too small by a factor of 8, and by power iterations by 2.
@@ -61,72 +59,49 @@ _CAUTION = 16
 
 
 class Triangle(NamedTuple):
-    """A lower triangular matrix of blocks with dynamic places, and the inverses of its diagonal blocks.
+    """A triangular matrix of r x r blocks and the inverses of those on its diagonal; zero in rows that are not kept."""
 
-    L: W x W, zero beyond the rank. J: inverses, zero beyond a block's size. first: where each block begins.
-    """
-
-    L: jax.Array
-    J: jax.Array
-    first: jax.Array
-    blocks: jax.Array
+    L: jax.Array  # W x W
+    J: jax.Array  # W/r x r x r
+    upper: jax.Array  # or lower
 
 
 def solve_right(G, t: Triangle):
-    """X with X L = G, from the last block to the first."""
-    if len(t.J) == 1:
+    """X with X L = G: from the last block to the first, or if L is upper triangular the other way round."""
+    count, r, _ = t.J.shape
+    if count == 1:
         return matmul(G, t.J[0])
-    r, W = t.J.shape[-1], t.L.shape[0]
 
     def block(i, X):
-        i = t.blocks - 1 - i
-        c = t.first[i]
-        g = get(G, (G.shape[0], r), 0, c) - matmul(X, get(t.L, (W, r), 0, c))
-        return put(X, get(X, g.shape, 0, c) + matmul(g, t.J[i]), 0, c)
+        j = jnp.where(t.upper, i, count - 1 - i)
+        g = get(G, (len(G), r), 0, j * r) - matmul(X, get(t.L, (count * r, r), 0, j * r))
+        return put(X, matmul(g, get(t.J, (1, r, r), j, 0, 0)[0]), 0, j * r)
 
-    return repeat(t.blocks, block, varying_like(jnp.zeros_like(G), G, t))
+    return repeat(count, block, varying_like(jnp.zeros_like(G), G, t))
 
 
 def solve_left(t: Triangle, C):
-    """Z with L Z = C, from the first block to the last."""
-    if len(t.J) == 1:
-        return matmul(t.J[0], C)
-    r, W = t.J.shape[-1], t.L.shape[0]
+    """Z with L Z = C."""
+    return adjoint(solve_right(adjoint(C), turned(t)))
 
-    def block(i, Z):
-        c = t.first[i]
-        g = get(C, (r, C.shape[1]), c, 0) - matmul(get(t.L, (r, W), c, 0), Z)
-        return put(Z, get(Z, g.shape, c, 0) + matmul(t.J[i], g), c, 0)
 
-    return repeat(t.blocks, block, varying_like(jnp.zeros_like(C), C, t))
+def turned(t: Triangle) -> Triangle:
+    return Triangle(adjoint(t.L), adjoint(t.J), ~t.upper)
 
 
 # ---- M = L P -------------------------------------------------------------------------------------------------------
 
 
 class LQ(NamedTuple):
-    """M[order] ~ T P. P: W x n, orthonormal rows, then zero ones; T: triangular; order: of M's rows as they came in."""
+    """M ~ L P. P: W x n; its `kept` rows are orthonormal, the others zero: the rank is their number."""
 
     P: jax.Array
     T: Triangle
-    order: jax.Array
-    rank: jax.Array
-
-
-class _Progress(NamedTuple):
-    rows: jax.Array  # P in the first `rank` of them, and from the next block on what of M is still to be read
-    block: jax.Array  # the rows of M at work
-    waiting: jax.Array  # those of them that are not in P
-    j: jax.Array  # its number
-    T: Triangle
-    order: jax.Array
-    rank: jax.Array
+    kept: jax.Array
 
 
 class Sizes(NamedTuple):
-    """r: rows of a block. chunk: rows of P that are cleared at once. W: d in whole blocks and one to spare, unless d is
-    one block.
-    """
+    """r: rows of a block. chunk: rows of P that are cleared at once. W: at least d, in whole chunks."""
 
     r: int
     chunk: int
@@ -136,236 +111,171 @@ class Sizes(NamedTuple):
     def of(cls, d: int) -> "Sizes":
         if d <= _ONE_BLOCK:
             return cls(d, d, d)
-        r = _BLOCK if d <= _SMALL else _LARGE_BLOCK
-        W = r * (-(-d // r) + 1)
-        return cls(r, r if d <= _SMALL else min(_CHUNK, W), W)
+        rows, blocks = (_BLOCK, 1) if d <= _SMALL else (_LARGE_BLOCK, _LARGE_CHUNK)
+        chunks = -(-d // (rows * blocks))
+        r = 8 * -(-d // (8 * chunks * blocks))
+        return cls(r, blocks * r, chunks * blocks * r)
 
 
-def cleared(X, P, c, chunk: int):
-    """(X Pᴴ, X - X Pᴴ P) with the first c rows of P, from chunk to chunk."""
-    (W, n), r = P.shape, len(X)
-    if chunk == W:
-        K = jnp.where(numbers(W) < c, matmul(X, adjoint(P)), 0)
-        return K, X - matmul(K, P)
+def row_by_row(M, tol) -> LQ:
+    """A few rows, the longest first: each cleared of those before it, twice, which is enough, and scaled to length one.
+
+    The inverse of L comes along: what is done to the rows is done to those of the identity. All problems of a batch
+    take the same steps.
+    """
+    (r, n), index = M.shape, numbers(len(M))
+    rows = jnp.concatenate([M, jnp.eye(r, dtype=M.dtype)], 1)
+
+    def step(i, carry):
+        done, left2 = carry
+        p = jnp.argmax(left2).astype(jnp.int32)
+        x = get(rows, (1, n + r), p, 0)
+        for _ in range(2):
+            x = x - matmul(matmul(x[:, :n], adjoint(done[:, :n])), done)
+        x = times(x, _scale(jnp.sum(square(x[:, :n])), tol**2))
+        gone2 = square(matmul(M, adjoint(x[:, :n])))[:, 0]
+        return put(done, x, i, 0), jnp.where(index == p, -1, jnp.where(left2 < 0, -1, jnp.maximum(left2 - gone2, 0)))
+
+    start = jnp.zeros_like(rows), jnp.square(lengths(M))
+    done, _ = repeat(r, step, varying_like(start, M, tol))
+    P, J = done[:, :n], done[:, n:]
+    return LQ(P, Triangle(matmul(M, adjoint(P)), J[None], jnp.zeros((), bool)), jnp.any(J != 0, 0))
+
+
+def _scale(size2, cut2):
+    """What makes a row of square length size2 one of length 1; 0 if it is not above cut2."""
+    return jnp.where(size2 > cut2, lax.rsqrt(jnp.where(size2 > cut2, size2, 1)), 0)
+
+
+def cleared(X, P, kept, count, chunk: int):
+    """(X Pᴴ, X - X Pᴴ P) with the kept rows of P, in its first `count` chunks."""
+    n = P.shape[1]
 
     def part(i, carry):
         K, X = carry
-        first = jnp.minimum(i * chunk, W - chunk)
-        rows, index = get(P, (chunk, n), first, 0), first + numbers(chunk)
-        k = jnp.where((index >= i * chunk) & (index < c), matmul(X, adjoint(rows)), 0)
-        return put(K, get(K, k.shape, 0, first) + k, 0, first), X - matmul(k, rows)
+        rows = get(P, (chunk, n), i * chunk, 0)
+        k = jnp.where(get(kept, (chunk,), i * chunk), matmul(X, adjoint(rows)), 0)
+        return put(K, k, 0, i * chunk), X - matmul(k, rows)
 
-    return repeat(-(-c // chunk), part, varying_like((jnp.zeros((r, W), X.dtype), X), X, P, c))
-
-
-def pivoted(G, cut2):
-    """(Q, order, kept): Q G Qᴴ = I on leading rows, one for each pivot of G above cut2; order: rows by their pivots."""
-    r = G.shape[0]
-    index = numbers(r)
-
-    def step(i, carry):
-        E, pivots, scales, order = carry  # E: what is left of G, and beside it the elimination so far
-        p, pivot = jnp.argmax(pivots).astype(jnp.int32), jnp.max(pivots)
-        good = pivot > cut2
-        inverse = jnp.where(good, 1 / jnp.where(good, pivot, 1), 0)
-        hit = (index == p) & good
-        row = jnp.sum(jnp.where(hit[:, None], E, 0), 0)
-        left = jnp.where(hit, -1, pivots - square(row[:r]) * inverse)
-        c = jnp.where((pivots > 0) & ~hit, times(row[:r].conj(), inverse), 0)
-        return (
-            E - c[:, None] * row,
-            jnp.where(pivots > 0, left, pivots),
-            jnp.where(hit, jnp.sqrt(inverse), scales),
-            jnp.where((index == i) & good, p, order),
-        )
-
-    zeros = jnp.zeros(r, real_dtype(G.dtype))
-    start = jnp.concatenate([G, jnp.eye(r, dtype=G.dtype)], 1), jnp.real(jnp.diagonal(G)), zeros, index * 0
-    steps = jnp.where(jnp.max(start[1]) > cut2, r, 0)  # none for blocks that hold nothing new
-    E, _, scales, order = repeat(steps, step, varying_like(start, G, cut2))
-    kept = scales > 0
-    Q = times(E[:, r:], scales[:, None])[order]
-    return jnp.where((index < jnp.sum(kept, dtype=jnp.int32))[:, None], Q, 0), order, kept
+    return repeat(count, part, varying_like((jnp.zeros((len(X), len(P)), X.dtype), X), X, P, count))
 
 
-def isometric(Y, P, c, k, chunk: int):
-    """The leading k rows of Y, nearly orthonormal and nearly orthogonal to P's first c, made so.
+def gram_schmidt(G, size2, steps, cut2):
+    """(T, new): T G Tᴴ = I on the new rows, one by one as above, in the metric G with the diagonal size2.
+
+    Rows whose square length is at most cut2 when cleared of those before them are not new, and zero.
+    """
+    r, index = len(G), numbers(len(G))
+    eye = jnp.eye(r, dtype=G.dtype)
+
+    def step(_, carry):
+        T, K, left2 = carry  # K: coefficients of all rows, one column of L in each row
+        p = jnp.argmax(left2).astype(jnp.int32)
+        t = get(eye, (1, r), p, 0) - matmul(get(K, (r, 1), 0, p).T, T)
+        t = times(t, _scale(jnp.real(matmul(t, adjoint(get(G, (1, r), p, 0)))), cut2))
+        k = matmul(t, G).conj()
+        left2 = jnp.where((index == p) | (left2 < 0), -1, jnp.maximum(left2 - square(k[0]), 0))
+        return put(T, t, p, 0), put(K, k, p, 0), left2
+
+    T, _, _ = repeat(steps, step, varying_like((jnp.zeros_like(G), jnp.zeros_like(G), size2), G, cut2))
+    return T, jnp.any(T != 0, 1)
+
+
+def isometric(Y, new, needed, P, kept, count, chunk: int):
+    """The new rows of Y, nearly orthonormal and nearly orthogonal to P's, made so.
 
     They are cleared once more, now that they have length one, which is what makes it lasting, and take a step of
     Newton-Schulz, which is Update. One pass squares what is wrong; one does unless the rows were small remainders.
     """
-    eye = jnp.diag((numbers(len(Y)) < k).astype(Y.dtype))
+    eye = jnp.where(_diagonal(len(Y)) & new, 1, 0).astype(Y.dtype)
     enough = epsilon(Y.dtype) ** 0.5
 
     def step(carry):
         Y, _, passes = carry
-        K, Y = cleared(Y, P, c, chunk)
+        _, Y = cleared(Y, P, kept, count, chunk)
         G = matmul(Y, adjoint(Y))
-        off = jnp.maximum(jnp.max(jnp.abs(K)), jnp.max(jnp.abs(G - eye)))
-        return matmul(1.5 * eye - 0.5 * G, Y), off, passes + 1
+        return matmul(1.5 * eye - 0.5 * G, Y), jnp.max(jnp.abs(G - eye)), passes + 1
 
-    start = Y, (k > 0).astype(real_dtype(Y.dtype)), jnp.zeros((), jnp.int32)
-    return lax.while_loop(lambda t: (t[1] > enough) & (t[2] < 4), step, varying_like(start, P, Y, c))[0]
+    start = Y, needed.astype(real_dtype(Y.dtype)), jnp.zeros((), jnp.int32)
+    return lax.while_loop(lambda t: (t[1] > enough) & (t[2] < 4), step, varying_like(start, P, Y, count))[0]
 
 
-def _told_from_noise(block, waiting, P, c, chunk: int, tol):
-    """(K, X, squares of X's rows, Q, order, new): the waiting rows = K P + X, and `pivoted` of X's Gram matrix.
+def _diagonal(r: int):
+    return numbers(r)[:, None] == numbers(r)
 
-    One Gram matrix resolves half of the digits. So rows with pivots below delta of the longest wait for a next round,
-    cleared of those that went in: one round for most blocks, two or three where the rank ends.
-    """
-    K, X = cleared(jnp.where(waiting[:, None], block, 0), P, c, chunk)
-    size2 = jnp.sum(square(X), 1)
-    delta2 = epsilon(X.dtype) ** 0.6
-    return K, X, size2, *pivoted(matmul(X, adjoint(X)), jnp.maximum(tol**2, delta2 * jnp.max(size2)))
+
+class _Progress(NamedTuple):
+    rows: jax.Array  # P, and from the next block on what of M is still to be read
+    block: jax.Array  # the rows of M at work,
+    waiting: jax.Array  # those of them that are not in P,
+    j: jax.Array  # its number,
+    again: jax.Array  # and 1 if some are
+    T: Triangle
+    kept: jax.Array
 
 
 def _enter(sizes: Sizes, tol, s: _Progress) -> _Progress:
-    """One round on a block of rows: cleared of P, those that the Gram matrix can tell from noise go into P."""
-    (r, chunk, _), T, c = sizes, s.T, s.rank
-    K, X, size2, Q, order, new = _told_from_noise(s.block, s.waiting, s.rows, c, chunk, tol)
-    k = jnp.sum(new, dtype=jnp.int32)
-    kept = numbers(r) < k
-    Y = isometric(matmul(Q, X), s.rows, c, k, chunk)
-    own = matmul(X, adjoint(Y))[order]
-    rows = put(s.rows, jnp.where(kept[:, None], Y, get(s.rows, Y.shape, c, 0)), c, 0)
-    triangle = Triangle(
-        L=put(T.L, jnp.where(kept[:, None], put(K[order], own, 0, c), 0), c, 0),
-        J=put(T.J, _inverse(own, Q[:, order], kept)[None], T.blocks, 0, 0),
-        first=put(T.first, c[None], T.blocks),
-        blocks=T.blocks + (k > 0).astype(jnp.int32),
-    )
+    """One round on a block of rows: cleared of P, those that the Gram matrix can tell from noise go into P.
+
+    One Gram matrix resolves half of the digits. So rows shorter than delta of the longest, when cleared of those before
+    them, wait for a next round: one round for most blocks, two or three where the rank ends.
+    """
+    (r, chunk, W), n, c = sizes, s.block.shape[1], s.j * sizes.r
+    count = lax.div(s.j + s.again + (chunk // r - 1), jnp.int32(chunk // r))
+    K, X = cleared(jnp.where(s.waiting[:, None], s.block, 0), s.rows, s.kept, count, chunk)
+    G = matmul(X, adjoint(X))
+    size2 = jnp.sum(jnp.where(_diagonal(r), jnp.real(G), 0), 1)
+    longest2 = jnp.max(size2)
+    needed = longest2 > tol**2
+    T, new = gram_schmidt(G, size2, jnp.where(needed, r, 0), jnp.maximum(tol**2, epsilon(X.dtype) ** 0.6 * longest2))
+    Y = isometric(matmul(T, X), new, needed, s.rows, s.kept, count, chunk)
+    before, own = get(K, (r, r), 0, c), matmul(X, adjoint(Y))
+    kept, J, L = get(s.kept, (r,), c), get(s.T.J, (1, r, r), s.j, 0, 0)[0], get(s.T.L, (r, W), c, 0)
+    # The inverse of own's new rows and columns, which T is nearly; and of [[a, 0], [b, own]], a from earlier rounds.
+    inverse = 2 * T - matmul(matmul(T, jnp.where(new[:, None], own, 0)), T)
+    J = J + matmul(inverse, jnp.where(_diagonal(r), 1, 0).astype(X.dtype) - matmul(before, J))
+    L = jnp.where(s.waiting[:, None], put(K, before + own, 0, c), L)
+    P = jnp.where(new[:, None], Y, jnp.where(kept[:, None], get(s.rows, (r, n), c, 0), 0))
+    rows = put(s.rows, P, c, 0)
     waiting = s.waiting & ~new & (size2 > tol**2)
-    stay = jnp.any(waiting) & (k > 0)
+    stay = jnp.any(waiting) & needed
     return _Progress(
         rows=rows,
-        block=jnp.where(stay, s.block, get(rows, Y.shape, (s.j + 1) * r, 0)),
+        block=jnp.where(stay, s.block, get(rows, (r, n), c + r, 0)),
         waiting=~stay | waiting,
-        j=s.j + (~stay).astype(jnp.int32),
-        T=triangle,
-        order=put(s.order, s.j * r + order, c),
-        rank=c + k,
+        j=jnp.where(stay, s.j, jnp.where(needed | (s.again == 1), s.j + 1, len(s.T.J))),
+        again=stay.astype(jnp.int32),
+        T=s.T._replace(L=put(s.T.L, L, c, 0), J=put(s.T.J, J[None], s.j, 0, 0)),
+        kept=put(s.kept, kept | new, c),
     )
 
 
-def _inverse(L, J, kept):
-    """The inverse of L's leading block by Newton's iteration; J is near it, since Q X is near an isometry."""
-    both = kept[:, None] & kept
-    L, J = jnp.where(both, L, 0), jnp.where(both, J, 0)
-    for _ in range(2):
-        J = matmul(J, jnp.where(both, 2 * jnp.eye(len(kept), dtype=L.dtype), 0) - matmul(L, J))
-    return J
-
-
-class _Rounds(NamedTuple):
-    """Like _Progress, for one block."""
-
-    P: jax.Array
-    L: jax.Array
-    J: jax.Array  # its inverse
-    order: jax.Array
-    rank: jax.Array
-    waiting: jax.Array
-    more: jax.Array
-    rounds: jax.Array
-
-
-def one_block(M, tol) -> LQ:
-    """`lq` of a few rows, as those of a batch: rows go to their places by products, where slices would be scatters."""
-    (r, n), dtype, index = M.shape, M.dtype, numbers(len(M))
-
-    def enter(s: _Rounds) -> _Rounds:
-        K, X, size2, Q, order, new = _told_from_noise(M, s.waiting, s.P, s.rank, r, tol)
-        k = jnp.sum(new, dtype=jnp.int32)
-        kept = index < k
-        Y = isometric(matmul(Q, X), s.P, s.rank, k, r)
-        pick = ((order[:, None] == index) & kept[:, None]).astype(dtype)
-        place = (index[:, None] == s.rank + index) & kept
-        at = place.astype(dtype)
-        own, K = matmul(pick, matmul(X, adjoint(Y))), matmul(pick, K)
-        inverse = _inverse(own, matmul(Q, pick.T), kept)
-        waiting = s.waiting & ~new & (size2 > tol**2)
-        return _Rounds(
-            P=s.P + matmul(at, Y),
-            L=s.L + matmul(at, K + matmul(own, at.T)),
-            J=s.J + matmul(at, matmul(inverse, at.T - matmul(K, s.J))),
-            order=s.order + jnp.sum(jnp.where(place, order, 0), 1, dtype=jnp.int32),
-            rank=s.rank + k,
-            waiting=waiting,
-            more=jnp.any(waiting) & (k > 0) & (s.rounds < _ROUNDS),
-            rounds=s.rounds + 1,
-        )
-
-    none, zero = jnp.zeros((r, r), dtype), jnp.zeros((), jnp.int32)
-    start = _Rounds(
-        P=jnp.zeros((r, n), dtype),
-        L=none,
-        J=none,
-        order=index * 0,
-        rank=zero,
-        waiting=jnp.ones(r, bool),
-        more=jnp.ones((), bool),
-        rounds=zero,
-    )
-    s = lax.while_loop(lambda s: s.more, enter, varying_like(start, M, tol))
-    triangle = Triangle(s.L, s.J[None], jnp.zeros_like(s.order[:1]), jnp.ones_like(s.rank))
-    return LQ(s.P, triangle, s.order, s.rank)
-
-
-def lq(M, sizes: Sizes, tol, rows) -> LQ:
-    """M = L P, up to rows below tol, from M's first `rows`, which bound the rank. P takes M's place as that is read."""
+def lq(M, sizes: Sizes, tol) -> LQ:
+    """M = L P, up to rows below tol. P takes M's place as that is read."""
     (r, _, W), dtype = sizes, M.dtype
     if r == W:
-        return one_block(M, tol)
+        return row_by_row(M, tol)
     M = jnp.pad(M, ((0, W - len(M)), (0, 0)))
-    last = -(-rows // r)
-    most = W // r + 2 * _ROUNDS  # rounds that are not full come only where the pivots fall by another 1/delta
-    zero = jnp.zeros((), jnp.int32)
-    T = Triangle(jnp.zeros((W, W), dtype), jnp.zeros((most, r, r), dtype), jnp.zeros(most, jnp.int32), zero)
-    start = _Progress(M, M[:r], jnp.ones(r, bool), zero, T, jnp.zeros(W, jnp.int32), zero)
-    s = lax.while_loop(
-        lambda s: (s.j < last) & (s.T.blocks < most),
-        partial(_enter, sizes, tol),
-        varying_like(start, M, tol, jnp.asarray(last)),
+    count = W // r
+    zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    start = _Progress(
+        rows=M,
+        block=M[:r],
+        waiting=jnp.ones(r, bool),
+        j=zero,
+        again=zero,
+        T=Triangle(jnp.zeros((W, W), dtype), jnp.zeros((count, r, r), dtype), no),
+        kept=jnp.zeros(W, bool),
     )
-    return LQ(jnp.where((numbers(W) < s.rank)[:, None], s.rows, 0), s.T, s.order, s.rank)
-
-
-class Mixing(NamedTuple):
-    """A fixed random orthogonal matrix U, or some of its columns: signs, and a Kronecker product of two small ones."""
-
-    small: jax.Array
-    large: jax.Array
-    signs: jax.Array
-
-    @classmethod
-    def of(cls, d: int, dtype) -> "Mixing":
-        rng = np.random.default_rng(3)
-        s = max(math.isqrt(d), 1) if d > _ONE_BLOCK else d
-        s = next((k for k in range(s, 0, -1) if d % k == 0 and k**3 >= d), s)  # a divisor of d, if one is near its root
-        t = -(-d // s)
-        small, large = (np.linalg.qr(rng.standard_normal((k, k)))[0] if k > 1 else np.ones((1, 1)) for k in (s, t))
-        return cls(*(jnp.asarray(x, dtype) for x in (small, large, rng.choice([-1.0, 1.0], d))))
-
-    def mix(self, A):
-        """U A, O(d^1.5) a column; a few rows more than A has where d has no divisor near its root."""
-        s, t, n = len(self.small), len(self.large), A.shape[1]
-        A = jnp.pad(self.signs[:, None] * A, ((0, s * t - A.shape[0]), (0, 0)))
-        A = matmul(self.small, A.reshape(s, t * n))
-        return A if t == 1 else matmul(self.large, A.reshape(s, t, n)).reshape(s * t, n)
-
-    def rows(self, index):
-        """Those rows of U."""
-        t = len(self.large)
-        both = self.small[index // t][:, :, None] * self.large[index % t][:, None, :]
-        return both.reshape(len(index), -1)[:, : len(self.signs)] * self.signs
+    s = lax.while_loop(lambda s: s.j < count, partial(_enter, sizes, tol), varying_like(start, M, tol))
+    return LQ(s.rows, s.T, s.kept)
 
 
 # ---- A⁺ = Pᴴ R⁻¹ V -------------------------------------------------------------------------------------------------
 
 
 class Core(NamedTuple):
-    """The pseudo-inverse Pᴴ R⁻¹ V. P: W x n, R: W x W, V: W x d; zero beyond the rank."""
+    """The pseudo-inverse Pᴴ R⁻¹ V. P: W x n, R: W x W, V: W x d; zero in rows that are not kept."""
 
     P: jax.Array
     R: Triangle
@@ -377,62 +287,44 @@ def _normals(shape, dtype):
     return jnp.asarray(np.random.default_rng(1).standard_normal(shape), dtype)
 
 
-def _unit(x):
-    return times(x, 1 / jnp.maximum(norm(x, -1, True), float(jnp.finfo(x.dtype).tiny)))
-
-
-def largest(A, iterations: int):
-    """‖A‖₂ from below, by power iterations."""
+def largest(A, weights, iterations):
+    """‖diag(w) A‖₂ for each w, from below, by power iterations."""
+    weights = jnp.repeat(jnp.stack(weights), _PROBES, 0)
 
     def step(_, carry):
-        y = matmul(_unit(carry[0]), A)
-        return matmul(y, adjoint(A)), jnp.max(norm(y, -1))
+        x = carry[0]
+        x = times(x, 1 / jnp.maximum(lengths(x), float(jnp.finfo(x.dtype).tiny))[:, None])
+        y = matmul(times(x, weights), A)
+        return times(matmul(y, adjoint(A)), weights), lengths(y)
 
-    start = _normals((_PROBES, A.shape[0]), A.dtype), jnp.zeros((), real_dtype(A.dtype))
-    return repeat(iterations, step, varying_like(start, A))[1]
+    start = _normals(weights.shape, A.dtype), jnp.zeros(len(weights), weights.dtype)
+    sizes = repeat(iterations, step, varying_like(start, A, weights))[1]
+    return jnp.max(sizes.reshape(-1, _PROBES), 1)
 
 
-def inverse_size(core: Core):
-    """About ‖A⁺‖ in the Frobenius norm: the mean of four squares is rarely below 1/50 of what it should be."""
+def inverse_size(core: Core, weights):
+    """About ‖A⁺ diag(w)‖ in the Frobenius norm: the mean of four squares is rarely below 1/50 of what it should be."""
     probes = _normals((_PROBES, len(core.P)), core.P.dtype)
-    return norm(matmul(solve_right(probes, core.R), core.V)) / _PROBES**0.5
+    return norm(times(matmul(solve_right(probes, core.R), core.V), weights)) / _PROBES**0.5
 
 
-def _turned_over(t: Triangle) -> Triangle:
-    """The adjoint, upper triangular, with rows and columns in reverse order: lower triangular again."""
-    r, W, most = t.J.shape[-1], len(t.L), len(t.first)
-    block = (t.blocks - 1 - numbers(most)) % most
-    return Triangle(adjoint(t.L)[::-1, ::-1], adjoint(t.J)[block, ::-1, ::-1], W - r - t.first[block], t.blocks)
+def once(needed, function, x):
+    """function(x) if needed, else x: a loop, since under vmap a lax.cond would always do both."""
+    return lax.while_loop(lambda c: c[1], lambda c: (function(c[0]), c[1] & False), (x, needed))[0]
 
 
-def _leading_times(P, A, rank, chunk: int):
-    """P A for the first `rank` rows of P, the others being zero."""
-
-    def part(i, product):
-        first = jnp.minimum(i * chunk, len(P) - chunk)
-        return put(product, matmul(get(P, (chunk, len(A)), first, 0), A), first, 0)
-
-    zeros = varying_like(jnp.zeros((len(P), A.shape[1]), A.dtype), P, A, rank)
-    return repeat(-(-rank // chunk), part, zeros)
+def _deficient(A, s, core: Core, noise) -> Core:
+    """From diag(1/s) A = F P, P having fewer rows: the complete orthogonal decomposition, Fᴴ = L₂ P₂."""
+    two = lq(times(matmul(core.P, adjoint(A)), 1 / s), Sizes.of(len(core.P)), noise)
+    return Core(jnp.where(two.kept[:, None], core.P, 0), turned(two.T), two.P, jnp.sum(two.kept, dtype=jnp.int32))
 
 
-def _deficient(A, P, rank, tau, noise) -> Core:
-    """From A = F P: the complete orthogonal decomposition, truncated at tau where singular values are near it."""
-    sizes = Sizes.of(len(A))
-    two = lq(_leading_times(P, adjoint(A), rank, sizes.chunk), sizes, noise, rank)  # Fᴴ from A itself, and not from L
-    leading = (numbers(sizes.W) < two.rank)[:, None]
-    core = Core(jnp.where(leading, P[two.order], 0)[::-1], _turned_over(two.T), two.P[::-1], two.rank)
-    clear = _CAUTION * inverse_size(core) * tau < 1
-    return lax.cond(clear, lambda core: core, partial(_truncated, sizes=sizes, tau=tau), core)
-
-
-def _truncated(core: Core, sizes: Sizes, tau) -> Core:
+def _truncated(core: Core, tau) -> Core:
     """Singular values at or below tau dropped."""
-    P, R, V, rank = core
+    P, R, V, _ = core
     W, dtype = len(P), P.dtype
-    eye = jnp.eye(W, dtype=dtype)
-    ridge = jnp.where(numbers(W) >= W - rank, tau, 0).astype(dtype)
-    three = lq(jnp.concatenate([R.L, ridge * eye], 1), sizes, tau / 8, W)
+    kept = jnp.any(V != 0, 1)
+    three = lq(jnp.concatenate([R.L, jnp.diag(jnp.where(kept, tau, 0).astype(dtype))], 1), Sizes.of(W), tau / 8)
     P1 = three.P[:, :W]
     T = matmul(adjoint(P1), P1)
     projector = _sharpened(T)
@@ -440,10 +332,9 @@ def _truncated(core: Core, sizes: Sizes, tau) -> Core:
     terms = math.ceil(math.log2(-math.log2(epsilon(dtype))))
     grow = lambda _, c: (c[0] + matmul(c[0], c[1]), matmul(c[1], c[1]))  # noqa: E731
     inverse, _ = repeat(terms, grow, (projector, projector - matmul(T, projector)))
-    leading = (numbers(W) < three.rank)[:, None]
     P = matmul(matmul(P1, inverse), P)
-    kept = jnp.round(jnp.real(jnp.trace(projector))).astype(jnp.int32)
-    return Core(P, three.T, jnp.where(leading, V[three.order], 0), kept)
+    rank = jnp.round(jnp.real(jnp.trace(projector))).astype(jnp.int32)
+    return Core(P, three.T, jnp.where(three.kept[:, None], V, 0), rank)
 
 
 def _sharpened(T):
@@ -482,7 +373,8 @@ def noise(A) -> float:
     """What rounding leaves of rows that should be zero, relative to the longest: at most d/5 eps in rank-deficient
     matrices of 20 to 240 rows and 30 to 5000 columns, in both precisions.
     """
-    return 0.5 * epsilon(A.dtype) * max(A.shape[0], 8)
+    complexity = 1.0 if jnp.issubdtype(A.dtype, jnp.complexfloating) else 0.5
+    return complexity * epsilon(A.dtype) * max(A.shape[0], 8)
 
 
 def default_rcond(A) -> float:
@@ -492,21 +384,41 @@ def default_rcond(A) -> float:
 
 
 def equilibrated(A):
-    """(unit, s, unit A, diag(s) unit A): by powers of two, the largest entry and the rows' lengths near one."""
-    unit = power_of_two(jnp.max(jnp.abs(A)))
-    A1 = times(A, unit)
-    s = power_of_two(jnp.max(jnp.abs(A1), 1))
-    s = s * power_of_two(norm(times(A1, s[:, None]), 1))
-    return unit, s, A1, times(A1, s[:, None])
+    """(unit, s, diag(s) unit A): by powers of two, the largest entry and the rows' lengths near one."""
+    most = jnp.max(jnp.abs(A), 1)
+    unit = power_of_two(jnp.max(most))
+    s = power_of_two(most * unit)
+    s = s * power_of_two(lengths(times(times(A, unit), s[:, None])))
+    return unit, s, times(times(A, unit), s[:, None])
+
+
+def mixing(d: int, dtype):
+    """(O₁, O₂, signs) of U = (O₁ ⊗ O₂) diag(signs), a fixed random orthogonal matrix, or its first d columns."""
+    rng = np.random.default_rng(3)
+    s = math.isqrt(d)
+    s = next((k for k in range(s, 0, -1) if d % k == 0 and k**3 >= d), s)  # a divisor of d, if one is near its root
+    small, large = (np.linalg.qr(rng.standard_normal((k, k)))[0] for k in (s, -(-d // s)))
+    return [jnp.asarray(x, dtype) for x in (small, large, rng.choice([-1.0, 1.0], d))]
 
 
 def mixed(A) -> Core:
-    """M = U A = L P: the pseudo-inverse if the rank is full."""
-    d = len(A)
-    mixing, sizes = Mixing.of(d, A.dtype), Sizes.of(d)
-    M = mixing.mix(A)
-    P, T, order, rank = lq(M, sizes, noise(A) * jnp.max(norm(M, 1)), len(M))
-    return Core(P, T, jnp.where((numbers(sizes.W) < rank)[:, None], mixing.rows(order), 0), rank)
+    """M = U A = L P: the pseudo-inverse if the rank is full. One block, which takes its longest rows first, needs no U.
+
+    U A costs O(d^1.5) a column; it has a few rows more than A where d has no divisor near its root.
+    """
+    d, n = A.shape
+    if d <= _ONE_BLOCK:
+        M, U = A, jnp.eye(d, dtype=A.dtype)
+    else:
+        small, large, signs = mixing(d, A.dtype)
+        s, t = len(small), len(large)
+        M = jnp.pad(signs[:, None] * A, ((0, s * t - d), (0, 0)))
+        M = matmul(large, matmul(small, M.reshape(s, t * n)).reshape(s, t, n)).reshape(s * t, n)
+        U = (small[:, None, :, None] * large[:, None, :]).reshape(s * t, s * t)[:, :d] * signs
+    sizes = Sizes.of(len(M))
+    P, T, kept = lq(M, sizes, noise(A) * jnp.max(lengths(M)))
+    U = jnp.where(kept[:, None], jnp.pad(U, ((0, sizes.W - len(M)), (0, 0))), 0)
+    return Core(P, T, U, jnp.sum(kept, dtype=jnp.int32))
 
 
 def factorise(A, rcond=None) -> Rows:
@@ -515,25 +427,26 @@ def factorise(A, rcond=None) -> Rows:
     Singular values at or below rcond ‖A‖₂ are dropped. The default drops what rounding cannot tell from zero, in rows
     of equal length.
     """
-    d, dtype = len(A), A.dtype
-    unit, s, A1, A0 = equilibrated(A)
-    P, R, U, rank = mixed(A0)
-    full, given = Core(P, R, times(U, s), rank), rcond is not None
-    if not given:
-        rcond, judged, seen = default_rcond(A), full._replace(V=U), A0
-    else:
-        rcond, judged, seen = jnp.asarray(rcond, real_dtype(dtype)), full, A1
-    clear = (rank == d) & (_CAUTION * inverse_size(judged) * rcond * largest(seen, 3) < 1)
+    given = rcond is not None
+    unit, s, A = equilibrated(A)
+    ones = jnp.ones_like(s)
+    rcond = jnp.asarray(rcond if given else default_rcond(A), s.dtype)
+    core = mixed(A)
+    weights = s if given else ones
+    inverse = _CAUTION * rcond * inverse_size(core, weights)
+    # Norms with rows as scaled, and as the caller has them; accurate where a singular value may be as small as rcond.
+    iterations = jnp.where(inverse * norm(lengths(A) / weights) < 1, 3, 20)
+    scaled, callers = largest(A, (ones, 1 / s), iterations)
 
-    iterations = 20 if given else 5
+    def deficient(core: Core) -> Core:
+        core = _deficient(A, s, core, noise(A) * callers)
+        near = _CAUTION * rcond * inverse_size(core, ones) * callers >= 1
+        core = once(near, partial(_truncated, tau=rcond * callers), core)
+        return core._replace(V=times(core.V, 1 / s))
 
-    def deficient(A1, P, rank, rcond):
-        size = largest(A1, iterations)
-        return _deficient(A1, P, rank, rcond * size, noise(A1) * size)
-
-    core = unless(clear, full, deficient, A1, P, rank, jnp.asarray(rcond, real_dtype(dtype)))
-    inverse, size = inverse_size(core), largest(A1, 3)
-    return Rows(A0, unit, s, core.P, core.R, times(core.V, 1 / s), core.rank, size / unit, inverse * unit)
+    needed = (core.rank < len(A)) | (inverse * (callers if given else scaled) >= 1)
+    core = once(needed, deficient, core)
+    return Rows(A, unit, s, core.P, core.R, core.V, core.rank, callers / unit, inverse_size(core, s) * unit)
 
 
 # ---- solutions -----------------------------------------------------------------------------------------------------
@@ -571,11 +484,11 @@ def least_squares(f: Rows, B, rtol) -> Refined:
 
     The backward error compares it, row by row, with Σ |w_i| ‖a_i‖ + ‖b‖: each row of A may be wrong in its own size.
     """
-    sizes, size_B = norm(f.A, 1), norm(B, 1)
+    sizes, size_B = lengths(f.A), lengths(B)
 
     def explain(R, W):
         G = matmul(R, adjoint(f.P))
-        return G, worst(safe_divide(norm(G, 1), matmul(jnp.abs(W), sizes[:, None])[:, 0] + size_B))
+        return G, worst(safe_divide(lengths(G), matmul(jnp.abs(W), sizes[:, None])[:, 0] + size_B))
 
     return _refined(
         correct=lambda G: matmul(solve_right(G, f.R), f.V),

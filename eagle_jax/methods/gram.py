@@ -90,7 +90,7 @@ def gram(A, B, rtol, rcond) -> Answer:
     sizes = jnp.sqrt(jnp.where(scalable, squares, 1))
     s = power_of_two(sizes)
     core = mixed(jnp.where(scalable, times(E, s * s[:, None]), 0))
-    inverse = jnp.sqrt(inverse_size(core))
+    inverse = jnp.sqrt(inverse_size(core, jnp.ones_like(s)))
     size = norm(sizes * s)
     # In rows of equal length; for a given rcond in the caller's, where the least singular value may be less by max(s).
     cut = default_rcond(A) * size if rcond is None else rcond * norm(sizes) * jnp.max(s)
@@ -148,7 +148,7 @@ def estimate(A, B, rtol, rcond) -> Answer:
     unit_B = power_of_two(jnp.max(jnp.abs(B), 1, keepdims=True))
 
     def slowly(A, B, unit_B):
-        unit, s, _, A0 = equilibrated(A)
+        unit, s, A0 = equilibrated(A)
         F, G = compressed(A0, B)
         answer = Factor.of(times(F, 1 / s[:, None]), default_rcond(A) if rcond is None else rcond).estimate(G, rtol)
         error = answer.error
