@@ -9,9 +9,10 @@ import pytest
 
 import eagle_jax
 from eagle_jax import Status
-from eagle_jax.methods import factor, gram
+from eagle_jax.methods import factor, gram, lq
 from experiments import hunt
 
+pytestmark = pytest.mark.usefixtures("cheap_compilation")
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
 
 
@@ -35,8 +36,9 @@ def test_rows_become_orthonormal_and_the_rank_is_their_number(x64, dtype, d, n, 
     A = made(dtype, d, n, np.geomspace(1, 0.05, rank))
     eps = np.finfo(dtype).eps
     core = factor.mixed(jnp.asarray(A))
-    P = np.asarray(core.P)[:rank]
-    assert core.rank == rank and not np.asarray(core.P)[rank:].any()
+    P = np.asarray(core.P)
+    P = P[np.any(P != 0, 1)]
+    assert core.rank == rank == len(P)
     assert np.abs(P @ P.conj().T - np.eye(rank)).max() <= 50 * eps
     assert np.linalg.norm(A - A @ P.conj().T @ P) <= 50 * eps * np.linalg.norm(A)
 
@@ -46,7 +48,7 @@ def test_triangles_are_solved_from_both_sides(x64):
     core = factor.mixed(jnp.asarray(A))
     L = np.asarray(core.R.L)[:100, :100]
     G, C = random(float, 3, len(core.P)), random(float, len(core.P), 3)
-    X, Z = factor.solve_right(jnp.asarray(G), core.R), factor.solve_left(core.R, jnp.asarray(C))
+    X, Z = lq.solve_right(jnp.asarray(G), core.R), lq.solve_left(core.R, jnp.asarray(C))
     np.testing.assert_allclose(np.asarray(X)[:, :100] @ L, G[:, :100], atol=1e-9 * float(jnp.linalg.norm(X)))
     np.testing.assert_allclose(L @ np.asarray(Z)[:100], C[:100], atol=1e-9 * float(jnp.linalg.norm(Z)))
 

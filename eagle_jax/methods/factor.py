@@ -29,249 +29,25 @@ from jax import lax
 from eagle_jax.linalg import (
     adjoint,
     epsilon,
-    get,
     lengths,
     matmul,
     norm,
-    numbers,
     power_of_two,
-    put,
     real_dtype,
     repeat,
     safe_divide,
-    square,
     times,
     times_powers,
     varying_like,
     worst,
 )
+from eagle_jax.methods.lq import ONE_BLOCK, Sizes, Triangle, lq, solve_left, solve_right, turned
 from eagle_jax.schedules import SETTLE
 
-# Rows of A in a block, and blocks of P that are cleared at once, for up to so many rows of A: small enough that rows,
-# made orthonormal one by one in a Gram matrix, cost less than the products around them, large enough for these to run
-# at the speed of large products. Up to the first of them one block is all. `python -m experiments.bench.solve`.
-_ONE_BLOCK, _SMALL = 48, 480
-_BLOCK, _LARGE_BLOCK, _LARGE_CHUNK = 48, 64, 4
 # Probes whose images tell norms: the chance that four normal numbers have a mean square below 0.02 is 2e-4.
 _PROBES = 4
-# Norms from probes may be too small by a factor of 8, and by power iterations by 2.
-_CAUTION = 16
-
-
-class Triangle(NamedTuple):
-    """A triangular matrix of r x r blocks and the inverses of those on its diagonal; zero in rows that are not kept."""
-
-    L: jax.Array  # W x W
-    J: jax.Array  # W/r x r x r
-    upper: jax.Array  # or lower
-
-
-def solve_right(G, t: Triangle):
-    """X with X L = G: from the last block to the first, or if L is upper triangular the other way round."""
-    count, r, _ = t.J.shape
-    if count == 1:
-        return matmul(G, t.J[0])
-
-    def block(i, X):
-        j = jnp.where(t.upper, i, count - 1 - i)
-        g = get(G, (len(G), r), 0, j * r) - matmul(X, get(t.L, (count * r, r), 0, j * r))
-        return put(X, matmul(g, get(t.J, (1, r, r), j, 0, 0)[0]), 0, j * r)
-
-    return repeat(count, block, varying_like(jnp.zeros_like(G), G, t))
-
-
-def solve_left(t: Triangle, C):
-    """Z with L Z = C."""
-    return adjoint(solve_right(adjoint(C), turned(t)))
-
-
-def turned(t: Triangle) -> Triangle:
-    return Triangle(adjoint(t.L), adjoint(t.J), ~t.upper)
-
-
-# ---- M = L P -------------------------------------------------------------------------------------------------------
-
-
-class LQ(NamedTuple):
-    """M ~ L P. P: W x n; its `kept` rows are orthonormal, the others zero: the rank is their number."""
-
-    P: jax.Array
-    T: Triangle
-    kept: jax.Array
-
-
-class Sizes(NamedTuple):
-    """r: rows of a block. chunk: rows of P that are cleared at once. W: at least d, in whole chunks."""
-
-    r: int
-    chunk: int
-    W: int
-
-    @classmethod
-    def of(cls, d: int) -> "Sizes":
-        if d <= _ONE_BLOCK:
-            return cls(d, d, d)
-        rows, blocks = (_BLOCK, 1) if d <= _SMALL else (_LARGE_BLOCK, _LARGE_CHUNK)
-        chunks = -(-d // (rows * blocks))
-        r = 8 * -(-d // (8 * chunks * blocks))
-        return cls(r, blocks * r, chunks * blocks * r)
-
-
-def row_by_row(M, tol) -> LQ:
-    """A few rows, the longest first: each cleared of those before it, twice, which is enough, and scaled to length one.
-
-    The inverse of L comes along: what is done to the rows is done to those of the identity. All problems of a batch
-    take the same steps.
-    """
-    (r, n), index = M.shape, numbers(len(M))
-    rows = jnp.concatenate([M, jnp.eye(r, dtype=M.dtype)], 1)
-
-    def step(i, carry):
-        done, left2 = carry
-        p = jnp.argmax(left2).astype(jnp.int32)
-        x = get(rows, (1, n + r), p, 0)
-        for _ in range(2):
-            x = x - matmul(matmul(x[:, :n], adjoint(done[:, :n])), done)
-        x = times(x, _scale(jnp.sum(square(x[:, :n])), tol**2))
-        gone2 = square(matmul(M, adjoint(x[:, :n])))[:, 0]
-        return put(done, x, i, 0), jnp.where(index == p, -1, jnp.where(left2 < 0, -1, jnp.maximum(left2 - gone2, 0)))
-
-    start = jnp.zeros_like(rows), jnp.square(lengths(M))
-    done, _ = repeat(r, step, varying_like(start, M, tol))
-    P, J = done[:, :n], done[:, n:]
-    return LQ(P, Triangle(matmul(M, adjoint(P)), J[None], jnp.zeros((), bool)), jnp.any(J != 0, 0))
-
-
-def _scale(size2, cut2):
-    """What makes a row of square length size2 one of length 1; 0 if it is not above cut2."""
-    return jnp.where(size2 > cut2, lax.rsqrt(jnp.where(size2 > cut2, size2, 1)), 0)
-
-
-def cleared(X, P, kept, count, chunk: int):
-    """(X Pᴴ, X - X Pᴴ P) with the kept rows of P, in its first `count` chunks."""
-    n = P.shape[1]
-
-    def part(i, carry):
-        K, X = carry
-        rows = get(P, (chunk, n), i * chunk, 0)
-        k = jnp.where(get(kept, (chunk,), i * chunk), matmul(X, adjoint(rows)), 0)
-        return put(K, k, 0, i * chunk), X - matmul(k, rows)
-
-    return repeat(count, part, varying_like((jnp.zeros((len(X), len(P)), X.dtype), X), X, P, count))
-
-
-def gram_schmidt(G, size2, steps, cut2):
-    """(T, new): T G Tᴴ = I on the new rows, one by one as above, in the metric G with the diagonal size2.
-
-    Rows whose square length is at most cut2 when cleared of those before them are not new, and zero.
-    """
-    r, index = len(G), numbers(len(G))
-    eye = jnp.eye(r, dtype=G.dtype)
-
-    def step(_, carry):
-        T, K, left2 = carry  # K: coefficients of all rows, one column of L in each row
-        p = jnp.argmax(left2).astype(jnp.int32)
-        t = get(eye, (1, r), p, 0) - matmul(get(K, (r, 1), 0, p).T, T)
-        t = times(t, _scale(jnp.real(matmul(t, adjoint(get(G, (1, r), p, 0)))), cut2))
-        k = matmul(t, G).conj()
-        left2 = jnp.where((index == p) | (left2 < 0), -1, jnp.maximum(left2 - square(k[0]), 0))
-        return put(T, t, p, 0), put(K, k, p, 0), left2
-
-    T, _, _ = repeat(steps, step, varying_like((jnp.zeros_like(G), jnp.zeros_like(G), size2), G, cut2))
-    return T, jnp.any(T != 0, 1)
-
-
-def isometric(Y, new, needed, P, kept, count, chunk: int):
-    """The new rows of Y, nearly orthonormal and nearly orthogonal to P's, made so.
-
-    They are cleared once more, now that they have length one, which is what makes it lasting, and take a step of
-    Newton-Schulz, which is Update. One pass squares what is wrong; one does unless the rows were small remainders.
-    """
-    eye = jnp.where(_diagonal(len(Y)) & new, 1, 0).astype(Y.dtype)
-    enough = epsilon(Y.dtype) ** 0.5
-
-    def step(carry):
-        Y, _, passes = carry
-        _, Y = cleared(Y, P, kept, count, chunk)
-        G = matmul(Y, adjoint(Y))
-        return matmul(1.5 * eye - 0.5 * G, Y), jnp.max(jnp.abs(G - eye)), passes + 1
-
-    start = Y, needed.astype(real_dtype(Y.dtype)), jnp.zeros((), jnp.int32)
-    return lax.while_loop(lambda t: (t[1] > enough) & (t[2] < 4), step, varying_like(start, P, Y, count))[0]
-
-
-def _diagonal(r: int):
-    return numbers(r)[:, None] == numbers(r)
-
-
-class _Progress(NamedTuple):
-    rows: jax.Array  # P, and from the next block on what of M is still to be read
-    block: jax.Array  # the rows of M at work,
-    waiting: jax.Array  # those of them that are not in P,
-    j: jax.Array  # its number,
-    again: jax.Array  # and 1 if some are
-    T: Triangle
-    kept: jax.Array
-
-
-def _enter(sizes: Sizes, tol, s: _Progress) -> _Progress:
-    """One round on a block of rows: cleared of P, those that the Gram matrix can tell from noise go into P.
-
-    One Gram matrix resolves half of the digits. So rows shorter than delta of the longest, when cleared of those before
-    them, wait for a next round: one round for most blocks, two or three where the rank ends.
-    """
-    (r, chunk, W), n, c = sizes, s.block.shape[1], s.j * sizes.r
-    count = lax.div(s.j + s.again + (chunk // r - 1), jnp.int32(chunk // r))
-    K, X = cleared(jnp.where(s.waiting[:, None], s.block, 0), s.rows, s.kept, count, chunk)
-    G = matmul(X, adjoint(X))
-    size2 = jnp.sum(jnp.where(_diagonal(r), jnp.real(G), 0), 1)
-    longest2 = jnp.max(size2)
-    needed = longest2 > tol**2
-    T, new = gram_schmidt(G, size2, jnp.where(needed, r, 0), jnp.maximum(tol**2, epsilon(X.dtype) ** 0.6 * longest2))
-    Y = isometric(matmul(T, X), new, needed, s.rows, s.kept, count, chunk)
-    before, own = get(K, (r, r), 0, c), matmul(X, adjoint(Y))
-    kept, J, L = get(s.kept, (r,), c), get(s.T.J, (1, r, r), s.j, 0, 0)[0], get(s.T.L, (r, W), c, 0)
-    # The inverse of own's new rows and columns, which T is nearly; and of [[a, 0], [b, own]], a from earlier rounds.
-    inverse = 2 * T - matmul(matmul(T, jnp.where(new[:, None], own, 0)), T)
-    J = J + matmul(inverse, jnp.where(_diagonal(r), 1, 0).astype(X.dtype) - matmul(before, J))
-    L = jnp.where(s.waiting[:, None], put(K, before + own, 0, c), L)
-    P = jnp.where(new[:, None], Y, jnp.where(kept[:, None], get(s.rows, (r, n), c, 0), 0))
-    rows = put(s.rows, P, c, 0)
-    waiting = s.waiting & ~new & (size2 > tol**2)
-    stay = jnp.any(waiting) & needed
-    return _Progress(
-        rows=rows,
-        block=jnp.where(stay, s.block, get(rows, (r, n), c + r, 0)),
-        waiting=~stay | waiting,
-        j=jnp.where(stay, s.j, jnp.where(needed | (s.again == 1), s.j + 1, len(s.T.J))),
-        again=stay.astype(jnp.int32),
-        T=s.T._replace(L=put(s.T.L, L, c, 0), J=put(s.T.J, J[None], s.j, 0, 0)),
-        kept=put(s.kept, kept | new, c),
-    )
-
-
-def lq(M, sizes: Sizes, tol) -> LQ:
-    """M = L P, up to rows below tol. P takes M's place as that is read."""
-    (r, _, W), dtype = sizes, M.dtype
-    if r == W:
-        return row_by_row(M, tol)
-    M = jnp.pad(M, ((0, W - len(M)), (0, 0)))
-    count = W // r
-    zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    start = _Progress(
-        rows=M,
-        block=M[:r],
-        waiting=jnp.ones(r, bool),
-        j=zero,
-        again=zero,
-        T=Triangle(jnp.zeros((W, W), dtype), jnp.zeros((count, r, r), dtype), no),
-        kept=jnp.zeros(W, bool),
-    )
-    s = lax.while_loop(lambda s: s.j < count, partial(_enter, sizes, tol), varying_like(start, M, tol))
-    return LQ(s.rows, s.T, s.kept)
-
-
-# ---- A⁺ = Pᴴ R⁻¹ V -------------------------------------------------------------------------------------------------
+# Norms from probes may be too small by that.
+_CAUTION = 8
 
 
 class Core(NamedTuple):
@@ -287,25 +63,42 @@ def _normals(shape, dtype):
     return jnp.asarray(np.random.default_rng(1).standard_normal(shape), dtype)
 
 
+def _unit(x):
+    """Rows scaled to length one."""
+    return times(x, 1 / jnp.maximum(lengths(x), float(jnp.finfo(x.dtype).tiny))[:, None])
+
+
 def largest(A, weights, iterations):
-    """‖diag(w) A‖₂ for each w, from below, by power iterations."""
+    """‖diag(w) A‖ for each w: by power iterations, from below; without any the Frobenius norm, from above."""
     weights = jnp.repeat(jnp.stack(weights), _PROBES, 0)
 
     def step(_, carry):
-        x = carry[0]
-        x = times(x, 1 / jnp.maximum(lengths(x), float(jnp.finfo(x.dtype).tiny))[:, None])
-        y = matmul(times(x, weights), A)
+        y = matmul(times(_unit(carry[0]), weights), A)
         return times(matmul(y, adjoint(A)), weights), lengths(y)
 
-    start = _normals(weights.shape, A.dtype), jnp.zeros(len(weights), weights.dtype)
-    sizes = repeat(iterations, step, varying_like(start, A, weights))[1]
+    start = _normals(weights.shape, A.dtype), lengths(weights * lengths(A))
+    sizes = repeat(iterations, step, varying_like(start, A, weights, iterations))[1]
     return jnp.max(sizes.reshape(-1, _PROBES), 1)
 
 
-def inverse_size(core: Core, weights):
-    """About ‖A⁺ diag(w)‖ in the Frobenius norm: the mean of four squares is rarely below 1/50 of what it should be."""
-    probes = _normals((_PROBES, len(core.P)), core.P.dtype)
-    return norm(times(matmul(solve_right(probes, core.R), core.V), weights)) / _PROBES**0.5
+def inverse_norm(core: Core, weights, limit=None):
+    """About ‖A⁺ diag(w)‖: the Frobenius norm by four probes; above the limit, where it may be as many singular values
+    that are not small, the 2-norm by inverse iterations.
+    """
+    P, R, V, _ = core
+
+    def forth(x):
+        return times(matmul(solve_right(x, R), V), weights)
+
+    def step(_, carry):
+        y = forth(_unit(adjoint(solve_left(R, matmul(V, adjoint(times(carry[0], weights)))))))
+        return _unit(y), jnp.max(lengths(y))
+
+    probes = forth(_normals((_PROBES, len(P)), P.dtype))
+    start = _unit(probes), norm(probes) / _PROBES**0.5
+    if limit is None:
+        return start[1]
+    return repeat(jnp.where(start[1] > limit, 3, 0), step, varying_like(start, probes, limit))[1]
 
 
 def once(needed, function, x):
@@ -319,28 +112,32 @@ def _deficient(A, s, core: Core, noise) -> Core:
     return Core(jnp.where(two.kept[:, None], core.P, 0), turned(two.T), two.P, jnp.sum(two.kept, dtype=jnp.int32))
 
 
+def _renewed(A, s, core: Core) -> Core:
+    """P = R⁻¹ V A: the rows that P was made of may have been nearly dependent, with that error in P; A has none."""
+    return core._replace(P=solve_left(core.R, matmul(times(core.V, 1 / s), A)))
+
+
 def _truncated(core: Core, tau) -> Core:
-    """Singular values at or below tau dropped."""
+    """Singular values at or below tau dropped, on both sides: L̃⁻¹ would raise what rounding leaves of them."""
     P, R, V, _ = core
     W, dtype = len(P), P.dtype
-    kept = jnp.any(V != 0, 1)
-    three = lq(jnp.concatenate([R.L, jnp.diag(jnp.where(kept, tau, 0).astype(dtype))], 1), Sizes.of(W), tau / 8)
-    P1 = three.P[:, :W]
-    T = matmul(adjoint(P1), P1)
-    projector = _sharpened(T)
-    # T⁻¹ Π = Π (1 + N)(1 + N²)(1 + N⁴)... with N = (1 - T) Π, |N| <= 1/2
-    terms = math.ceil(math.log2(-math.log2(epsilon(dtype))))
-    grow = lambda _, c: (c[0] + matmul(c[0], c[1]), matmul(c[1], c[1]))  # noqa: E731
-    inverse, _ = repeat(terms, grow, (projector, projector - matmul(T, projector)))
-    P = matmul(matmul(P1, inverse), P)
-    rank = jnp.round(jnp.real(jnp.trace(projector))).astype(jnp.int32)
-    return Core(P, three.T, jnp.where(three.kept[:, None], V, 0), rank)
+    kept = jnp.where(jnp.any(V != 0, 1), 1, 0).astype(dtype)
+    three = lq(jnp.concatenate([R.L, jnp.diag(times(kept, tau))], 1), Sizes.of(W), tau / 8)
+    P1, P2 = three.P[:, :W], three.P[:, W:]
+    T, outside = matmul(adjoint(P1), P1), matmul(adjoint(P2), P2)
+    right, left = _sharpened(jnp.stack([T, jnp.diag(kept) - outside]))
+    # T⁻¹ Π by Newton's iteration from 4/3 Π: T is between 1/2 and 1 there, so 1/3 is wrong, then 1/9, ... 2e-8, and
+    # what is left of it is refined.
+    inverse = repeat(4, lambda _, X: 2 * X - matmul(X, matmul(T, X)), 4 / 3 * right)
+    rank = jnp.round(jnp.real(jnp.trace(right))).astype(jnp.int32)
+    return Core(matmul(matmul(P1, inverse), P), three.T, matmul(left, V), rank)
 
 
 def _sharpened(T):
-    """The eigenvalues of T above 1/2 moved to 1, the others to 0: Updates of 2 T - I, which make it an isometry."""
-    eye = jnp.eye(len(T), dtype=T.dtype)
-    enough = 8 * len(T) ** 0.5 * epsilon(T.dtype)
+    """The eigenvalues of each T above 1/2 moved to 1, the others to 0: Updates make 2 T - I an isometry."""
+    W = T.shape[-1]
+    eye = jnp.eye(W, dtype=T.dtype)
+    enough = 8 * W**0.5 * epsilon(T.dtype)
     scales, etas = (jnp.asarray(v, T.dtype) for v in zip(*SETTLE, strict=True))
 
     def step(i, X):
@@ -348,7 +145,7 @@ def _sharpened(T):
 
     def cycle(carry):
         X = repeat(len(SETTLE), step, carry[0])
-        return X, norm(matmul(X, X) - eye) / len(T) ** 0.5, carry[2] + 1
+        return X, norm(matmul(X, X) - eye) / W**0.5, carry[2] + 1
 
     start = varying_like((2 * T - eye, jnp.ones((), real_dtype(T.dtype)), jnp.zeros((), jnp.int32)), T)
     X, _, _ = lax.while_loop(lambda c: (c[1] > enough) & (c[2] < 8), cycle, start)
@@ -365,8 +162,8 @@ class Rows(NamedTuple):
     R: Triangle
     V: jax.Array
     rank: jax.Array
-    size: jax.Array  # ‖A‖₂ of the caller, about
-    inverse_size: jax.Array  # ‖A⁺‖ likewise
+    size: jax.Array  # between ‖A‖₂ and the Frobenius norm, of the caller's A
+    inverse_size: jax.Array  # the Frobenius norm of its A⁺, about
 
 
 def noise(A) -> float:
@@ -407,7 +204,7 @@ def mixed(A) -> Core:
     U A costs O(d^1.5) a column; it has a few rows more than A where d has no divisor near its root.
     """
     d, n = A.shape
-    if d <= _ONE_BLOCK:
+    if d <= ONE_BLOCK:
         M, U = A, jnp.eye(d, dtype=A.dtype)
     else:
         small, large, signs = mixing(d, A.dtype)
@@ -432,21 +229,24 @@ def factorise(A, rcond=None) -> Rows:
     ones = jnp.ones_like(s)
     rcond = jnp.asarray(rcond if given else default_rcond(A), s.dtype)
     core = mixed(A)
-    weights = s if given else ones
-    inverse = _CAUTION * rcond * inverse_size(core, weights)
-    # Norms with rows as scaled, and as the caller has them; accurate where a singular value may be as small as rcond.
-    iterations = jnp.where(inverse * norm(lengths(A) / weights) < 1, 3, 20)
-    scaled, callers = largest(A, (ones, 1 / s), iterations)
+    weights, bound = (s, norm(lengths(A) / s)) if given else (ones, norm(lengths(A)))
+    inverse = inverse_norm(core, weights, 1 / (_CAUTION * rcond * bound))
+    # With rows as scaled, and as the caller has them; accurate where a singular value may be as small as rcond.
+    scaled, callers = largest(A, (ones, 1 / s), jnp.where(_CAUTION * rcond * inverse * bound < 1, 0, 12))
+    tau = rcond * callers
 
     def deficient(core: Core) -> Core:
         core = _deficient(A, s, core, noise(A) * callers)
-        near = _CAUTION * rcond * inverse_size(core, ones) * callers >= 1
-        core = once(near, partial(_truncated, tau=rcond * callers), core)
+        limit = 1 / (_CAUTION * tau)
+        near = inverse_norm(core, ones, limit) > limit
+        core = once(near, partial(_truncated, tau=tau), core)
+        core = once(~near, partial(_renewed, A, s), core)
         return core._replace(V=times(core.V, 1 / s))
 
-    needed = (core.rank < len(A)) | (inverse * (callers if given else scaled) >= 1)
+    needed = (core.rank < len(A)) | (_CAUTION * rcond * inverse * (callers if given else scaled) >= 1)
     core = once(needed, deficient, core)
-    return Rows(A, unit, s, core.P, core.R, core.V, core.rank, callers / unit, inverse_size(core, s) * unit)
+    inverse = inverse_norm(core, s)
+    return Rows(A, unit, s, core.P, core.R, core.V, core.rank, callers / unit, inverse * unit)
 
 
 # ---- solutions -----------------------------------------------------------------------------------------------------
