@@ -12,7 +12,6 @@ from eagle_jax import Status
 from eagle_jax.methods import factor, gram, lq
 from experiments import hunt
 
-pytestmark = pytest.mark.usefixtures("cheap_compilation")
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
 
 
@@ -43,6 +42,26 @@ def test_rows_become_orthonormal_and_the_rank_is_their_number(x64, dtype, d, n, 
     assert np.linalg.norm(A - A @ P.conj().T @ P) <= 50 * eps * np.linalg.norm(A)
 
 
+@pytest.mark.parametrize("rank", [48, 96, 60])
+def test_a_rank_that_ends_with_a_block_costs_no_digits(x64, rank):
+    """48 rows are a block: with rank 48 all of the first are needed, good or bad, and P is renewed from A."""
+    A, B = made(float, 150, 200, np.geomspace(1, 1e-2, rank)), random(float, 2, 200)
+    W, status, stats = eagle_jax.estimate(A, B)
+    expected = np.linalg.lstsq(A.T, B.T, rcond=None)[0].T
+    assert status == int(Status.CONVERGED) and int(stats.rank) == rank
+    assert np.linalg.norm(np.asarray(W) - expected) <= 1e-13 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_truncation_is_as_accurate_as_what_it_keeps(x64, dtype):
+    """Singular values 1 and 0.9 rcond: what is kept has condition number 1, and so has the error."""
+    rcond = 1e-3
+    A, B = made(dtype, 9, 14, np.r_[np.ones(5), np.full(4, 0.9 * rcond)]), random(dtype, 2, 14)
+    W = eagle_jax.estimate(A, B, rcond=rcond).value
+    expected = np.linalg.lstsq(A.T.astype(float), B.T.astype(float), rcond=rcond)[0].T
+    assert np.linalg.norm(np.asarray(W) - expected) <= 100 * np.finfo(dtype).eps * np.linalg.norm(expected)
+
+
 def test_triangles_are_solved_from_both_sides(x64):
     A = made(np.float64, 100, 130, np.geomspace(1, 1e-6, 100))
     core = factor.mixed(jnp.asarray(A))
@@ -55,7 +74,7 @@ def test_triangles_are_solved_from_both_sides(x64):
 
 @pytest.mark.parametrize("rcond", [1e-1, 1e-3, 1e-6, 1e-9])
 @pytest.mark.parametrize("kappa", [1e8, 1e12])
-def test_truncation_is_numpys(x64, kappa, rcond):
+def test_truncation_is_numpys(x64, cheap_compilation, kappa, rcond):
     A, B = made(float, 60, 80, np.geomspace(1, 1 / kappa, 60)), random(float, 2, 80)
     W, status, stats = eagle_jax.estimate(A, B, rcond=rcond)
     expected, _, rank, _ = np.linalg.lstsq(A.T, B.T, rcond=rcond)
@@ -68,12 +87,19 @@ def test_truncation_is_numpys(x64, kappa, rcond):
 def test_complex_and_real_data_of_every_shape(x64, dtype, d, n, rank):
     A, B, C = made(dtype, d, n, np.geomspace(1, 0.1, rank)), random(dtype, 2, n), random(dtype, d, 3, seed=1)
     J = np.linalg.pinv(A.astype(np.complex128), rcond=1e-5)
-    for got, expected in (
-        (eagle_jax.estimate(A, B), B @ J),
-        (eagle_jax.solve(A, B, C), B @ J @ C),
-        (eagle_jax.solve(A, B, C[:, :1]), B @ J @ C[:, :1]),
-        (eagle_jax.lstsq(A.T, B[0]), (B @ J)[0]),
-    ):
+
+    @jax.jit  # one program: its parts share A's factors
+    def everything(A, B, C):
+        one = C[:, :1]
+        return (
+            eagle_jax.estimate(A, B),
+            eagle_jax.solve(A, B, C),
+            eagle_jax.solve(A, B, one),
+            eagle_jax.lstsq(A.T, B[0]),
+        )
+
+    answers = B @ J, B @ J @ C, B @ J @ C[:, :1], (B @ J)[0]
+    for got, expected in zip(everything(A, B, C), answers, strict=True):
         assert got.status == int(Status.CONVERGED) and int(got.stats.rank) == rank
         assert np.linalg.norm(np.asarray(got.value) - expected) <= 1e3 * np.finfo(dtype).eps * np.linalg.norm(expected)
 
@@ -119,29 +145,36 @@ def test_long_data_of_any_rank(x64, kappa, rank):
 
 def test_a_factorisation_serves_everything(x64):
     A, B, C = made(float, 8, 11, np.geomspace(1, 0.1, 6)), random(float, 2, 11), random(float, 8, 3)
+
+    @jax.jit
+    def pairs(f, A, B, C):
+        one, many = C[:, :1], f.solve(jnp.stack([B, 2 * B]), C).value
+        return (
+            (f.estimate(B).value, eagle_jax.estimate(A, B).value),
+            (f.solve(B, C).value, eagle_jax.solve(A, B, C).value),
+            (f.solve(B, one).value, eagle_jax.solve(A, B, one).value),
+            (f.lstsq(B[0]).value, eagle_jax.lstsq(A.T, B[0]).value),
+            (eagle_jax.factor(A, ridge=0.3).estimate(B).value, eagle_jax.estimate(A, B, ridge=0.3).value),
+            (many[1], 2 * many[0]),
+        )
+
     f = jax.jit(eagle_jax.factor)(A)
     assert int(f.rank) == 6
-    chex.assert_trees_all_close(f.estimate(B).value, eagle_jax.estimate(A, B).value, rtol=1e-12)
-    chex.assert_trees_all_close(f.solve(B, C).value, eagle_jax.solve(A, B, C).value, rtol=1e-12)
-    chex.assert_trees_all_close(f.solve(B, C[:, :1]).value, eagle_jax.solve(A, B, C[:, :1]).value, rtol=1e-12)
-    chex.assert_trees_all_close(f.lstsq(B[0]).value, eagle_jax.lstsq(A.T, B[0]).value, rtol=1e-12)
-    many = f.solve(np.stack([B, 2 * B]), C)
-    chex.assert_trees_all_close(many.value[1], 2 * many.value[0], rtol=1e-12)
-    ridged = eagle_jax.factor(A, ridge=0.3).estimate(B)
-    chex.assert_trees_all_close(ridged.value, eagle_jax.estimate(A, B, ridge=0.3).value, rtol=1e-11)
+    for through, direct in pairs(f, A, B, C):
+        chex.assert_trees_all_close(through, direct, rtol=1e-11)
     leaves, tree = jax.tree.flatten(f)
     again = jax.tree.unflatten(tree, [np.asarray(leaf) for leaf in leaves])
     chex.assert_trees_all_equal(again.estimate(B).value, f.estimate(B).value)
 
 
-def test_a_factorisation_has_the_derivatives_of_the_answer(x64):
+def test_a_factorisation_has_the_derivatives_of_the_answer(x64, cheap_compilation):
     A, B, C = made(float, 4, 6, np.linspace(1, 2, 3)), random(float, 2, 6), random(float, 4, 3)
     through = jax.grad(lambda A: jnp.sum(eagle_jax.factor(A).solve(B, C).value ** 2))(A)
     direct = jax.grad(lambda A: jnp.sum(eagle_jax.solve(A, B, C).value ** 2))(A)
     chex.assert_trees_all_close(through, direct, rtol=1e-9, atol=1e-10)
 
 
-def test_gradients_are_as_good_as_the_answer(x64):
+def test_gradients_are_as_good_as_the_answer(x64, cheap_compilation):
     """B = W A, geometric spectrum; the derivative of sum(D) is -(W^T 1)(Y 1)^T, here from float64."""
     for dtype, kappa in ((np.float32, 1e4), (np.float64, 1e7)):
         A = made(dtype, 8, 8, np.geomspace(1, 1 / kappa, 8))
@@ -167,8 +200,8 @@ def test_programs_for_accelerators_call_no_library(platform):
     assert calls <= {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}, calls
 
 
-def test_a_small_hunt_finds_nothing(x64):
-    tally = hunt.hunt(200, seed=1, shapes=((5, 5), (9, 14)), dtypes=("float32", "float64"))
+def test_a_small_hunt_finds_nothing(x64, cheap_compilation):
+    tally = hunt.hunt(200, seed=1, shapes=((9, 14),), dtypes=("float32", "float64"))
     assert tally.cases == 200 and not (tally.silent or tally.flagged or tally.ranks), hunt.report(tally)
 
 
