@@ -174,10 +174,10 @@ def noise(A) -> float:
     return complexity * epsilon(A.dtype) * max(A.shape[0], 8)
 
 
-def default_rcond(A) -> float:
-    """LAPACK's eps max(d, n), but never more than half of the digits."""
+def default_rcond(A, columns: int = 0) -> float:
+    """LAPACK's eps max(d, n), but never more than half of the digits. `columns`: those A had before it was merged."""
     eps = epsilon(A.dtype)
-    return min(eps * max(A.shape), eps**0.5)
+    return min(eps * max(*A.shape, columns), eps**0.5)
 
 
 def equilibrated(A):
@@ -218,7 +218,7 @@ def mixed(A) -> Core:
     return Core(P, T, U, jnp.sum(kept, dtype=jnp.int32))
 
 
-def factorise(A, rcond=None) -> Rows:
+def factorise(A, rcond=None, columns: int = 0) -> Rows:
     """For d <= n; see the top of this file.
 
     Singular values at or below rcond ‖A‖₂ are dropped. The default drops what rounding cannot tell from zero, in rows
@@ -227,20 +227,24 @@ def factorise(A, rcond=None) -> Rows:
     given = rcond is not None
     unit, s, A = equilibrated(A)
     ones = jnp.ones_like(s)
-    rcond = jnp.asarray(rcond if given else default_rcond(A), s.dtype)
+    rcond = jnp.asarray(rcond if given else default_rcond(A, columns), s.dtype)
     core = mixed(A)
     weights, bound = (s, norm(lengths(A) / s)) if given else (ones, norm(lengths(A)))
     inverse = inverse_norm(core, weights, 1 / (_CAUTION * rcond * bound))
     # With rows as scaled, and as the caller has them; accurate where a singular value may be as small as rcond.
-    scaled, callers = largest(A, (ones, 1 / s), jnp.where(_CAUTION * rcond * inverse * bound < 1, 0, 12))
+    scaled, callers = largest(
+        A, (ones, 1 / s), jnp.where(_CAUTION * rcond * inverse * bound < 1, 0, 40 if given else 12)
+    )
     tau = rcond * callers
 
     def deficient(core: Core) -> Core:
         core = _deficient(A, s, core, noise(A) * callers)
         limit = 1 / (_CAUTION * tau)
-        near = inverse_norm(core, ones, limit) > limit
+        inverse = inverse_norm(core, ones, limit)
+        near = inverse > limit
         core = once(near, partial(_truncated, tau=tau), core)
-        core = once(~near, partial(_renewed, A, s), core)
+        # R⁻¹ raises the rounding of V A: beyond that the old P is the better one.
+        core = once(~near & (inverse * callers < epsilon(A.dtype) ** -0.4), partial(_renewed, A, s), core)
         return core._replace(V=times(core.V, 1 / s))
 
     needed = (core.rank < len(A)) | (_CAUTION * rcond * inverse * (callers if given else scaled) >= 1)
@@ -339,9 +343,9 @@ class Factor:
     tall: bool = dataclasses.field(metadata={"static": True})
 
     @classmethod
-    def of(cls, A, rcond=None) -> "Factor":
+    def of(cls, A, rcond=None, columns: int = 0) -> "Factor":
         tall = A.shape[0] > A.shape[1]
-        return cls(factorise(adjoint(A) if tall else A, rcond), tall)
+        return cls(factorise(adjoint(A) if tall else A, rcond, columns), tall)
 
     def estimate(self, B, rtol) -> Answer:
         """W = B A⁺."""

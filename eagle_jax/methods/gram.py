@@ -151,7 +151,7 @@ def estimate(A, B, rtol, rcond) -> Answer:
     def slowly(A, B, unit_B):
         unit, s, A0 = equilibrated(A)
         F, G = compressed(A0, B)
-        answer = Factor.of(times(F, 1 / s[:, None]), default_rcond(A) if rcond is None else rcond).estimate(G, rtol)
+        answer = Factor.of(times(F, 1 / s[:, None]), rcond, A.shape[1]).estimate(G, rtol)
         error = answer.error
         if rcond is None:  # ‖R Aᴴ‖ / ‖A‖ is less than what A explains of R; seen on the data itself
             seen, _ = judged(A0, B, times(answer.value, 1 / s), norm(A0, 1), lambda G: norm(G, 1) / norm(A0))
