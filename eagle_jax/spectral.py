@@ -64,7 +64,9 @@ def sharp_energy_bound(E):
 
 
 def condition_number(A, rcond=None):
-    """||A||_2 over the smallest singular value above rcond*||A||_2 (default: eps*max(shape)); 1 for A = 0."""
+    """||A||_2 over the smallest singular value above rcond*||A||_2 (default: eps*max(shape)); 1 for A = 0, NaN for
+    NaN.
+    """
     rcond = jnp.finfo(A.dtype).eps * max(A.shape[-2:]) if rcond is None else rcond
     return condition_of(jnp.linalg.svd(A, compute_uv=False), rcond)
 
@@ -73,7 +75,7 @@ def condition_of(s, rcond):
     """The same from the singular values, largest first."""
     cut = rcond * s[..., :1]
     least = jnp.min(jnp.where(s > cut, s, jnp.inf), axis=-1)
-    return jnp.where(jnp.isfinite(least), s[..., 0] / least, 1)
+    return jnp.where(jnp.isfinite(least) | jnp.isnan(s[..., 0]), s[..., 0] / least, 1)
 
 
 def diversity_index(A_blocks):

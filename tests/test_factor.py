@@ -82,7 +82,7 @@ def test_truncation_is_numpys(x64, cheap_compilation, kappa, rcond):
     assert np.linalg.norm(np.asarray(W) - expected.T) <= 1e3 * np.finfo(float).eps / rcond * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES[1::2], *(pytest.param(t, marks=pytest.mark.slow) for t in DTYPES[::2])])
 @pytest.mark.parametrize(("d", "n", "rank"), [(7, 9, 7), (9, 7, 4), (40, 40, 25), (5, 70, 5), (70, 5, 3)])
 def test_complex_and_real_data_of_every_shape(x64, dtype, d, n, rank):
     A, B, C = made(dtype, d, n, np.geomspace(1, 0.1, rank)), random(dtype, 2, n), random(dtype, d, 3, seed=1)

@@ -143,3 +143,8 @@ def test_the_broken_jaxlib_is_named():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         eagle_jax._warn_if_jaxlib_is_wrong("0.10.1")
+
+
+def test_the_condition_number_of_nan_is_nan():
+    A = jnp.array([[1.0, jnp.nan], [0.0, 1.0]])
+    assert jnp.isnan(eagle_jax.condition_number(A)) and eagle_jax.condition_number(jnp.zeros((2, 2))) == 1
