@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -63,6 +64,22 @@ def _as_float(name, value) -> jax.Array:
             f"jax.config.update('jax_enable_x64', True) first, or cast {name} to {_WIDE[dtype]}"
         )
     return jnp.asarray(value)
+
+
+def as_count(name: str, value, expected: str = "a positive integer", most: float = np.inf) -> int:
+    """value as an int; numpy's integers will do, True and 2.5 will not."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
+        raise ValueError(f"{name}={value}; expected {expected}")
+    return int(value)
+
+
+def as_static(name: str, value) -> float:
+    """value as a float; what is traced is refused by name."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{name} is traced, but decides what is compiled; give a Python number, under jit as a static argument"
+        )
+    return float(value)
 
 
 def check_equal(what: str, left: str, left_size: int, right: str, right_size: int) -> None:

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from eagle_jax.blocks import as_matrices, check_equal
+from eagle_jax.blocks import as_count, as_matrices, check_equal
 from eagle_jax.linalg import matmul
 from eagle_jax.plain import scaled_state
 from eagle_jax.scaling import step_budget
@@ -72,11 +72,11 @@ def stopping_path(A, B, *, steps: int, schedule="paper", key=None, probes: int |
     if not isinstance(fixed, FixedSteps):
         raise ValueError('stopping_path follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)')
     limit = step_budget(fixed, float(jnp.finfo(A.dtype).eps))
-    if not (isinstance(steps, int) and 1 <= steps <= limit):
-        raise ValueError(
-            f"steps={steps}; expected an integer from 1 to {limit}: by then this schedule has lifted singular values "
-            f"of eps*||A||, and further steps fit {A.dtype} rounding"
-        )
+    expected = (
+        f"an integer from 1 to {limit}: by then this schedule has lifted singular values of eps*||A||, and further "
+        f"steps fit {A.dtype} rounding"
+    )
+    steps = as_count("steps", steps, expected, limit)
     return _path(A, B, _probes(A, key, probes), steps, fixed)
 
 
@@ -85,8 +85,7 @@ def _probes(A, key, probes):
     d = A.shape[0]
     if probes is None:
         return jnp.eye(d, dtype=A.dtype)
-    if not (isinstance(probes, int) and probes >= 1):
-        raise ValueError(f"probes={probes}; expected a positive integer, or None for the exact trace")
+    probes = as_count("probes", probes, "a positive integer, or None for the exact trace")
     if key is None:
         raise ValueError(f"probes={probes} without a key; pass key=jax.random.key(seed), or probes=None")
     return jax.random.rademacher(key, (probes, d), A.dtype)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from eagle_jax import accelerated, averaging, derivatives, fallback, layered, machines, plain, sketched
-from eagle_jax.blocks import as_blocks, as_matrices, check_equal, lanes
+from eagle_jax.blocks import as_blocks, as_count, as_matrices, as_static, check_equal, lanes
 from eagle_jax.linalg import epsilon, matmul, norm, real_dtype, safe_divide
 from eagle_jax.methods import auto
 from eagle_jax.methods.factor import Answer, Factor, default_rcond
@@ -279,21 +279,19 @@ def trajectory(
         return Trajectory(history.D, history.residual, history.C_norm, history.kappa, final)
     if fixed is None and sketch is None:
         raise ValueError('trajectory follows the plain iteration; use schedule="paper", "emergent" or (eta, gamma)')
-    if not (isinstance(steps, int) and steps >= 1):
-        raise ValueError(f"steps={steps}; expected a positive integer")
-    return _trajectory(A, B, C, sketch, steps, fixed)
+    return _trajectory(A, B, C, sketch, as_count("steps", steps), fixed)
 
 
 def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
     eps = epsilon(A.dtype)
-    rtol = 32 * eps if rtol is None else float(rtol)
-    rcond = None if rcond is None else float(rcond)
+    rtol = 32 * eps if rtol is None else as_static("rtol", rtol)
+    rcond = None if rcond is None else as_static("rcond", rcond)
     if not eps <= rtol < 1:
         raise ValueError(f"rtol={rtol}; expected a number between {A.dtype}'s eps={eps:.1e} and 1, or None for 32*eps")
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond={rcond}; expected a number from 0 to less than 1, or None for eps*max(A.shape)")
-    if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
-        raise ValueError(f"max_steps={max_steps}; expected a positive integer, or None for what rcond allows")
+    if max_steps is not None:
+        max_steps = as_count("max_steps", max_steps, "a positive integer, or None for what rcond allows")
     fixed = resolve(schedule)
     if fixed is not None and jnp.issubdtype(A.dtype, jnp.complexfloating):
         raise TypeError(

@@ -86,6 +86,7 @@ def test_the_other_drivers_check_too():
         ({"rcond": 2}, "rcond=2"),
         ({"max_steps": 0}, "max_steps=0; expected a positive integer"),
         ({"max_steps": 2.5}, "max_steps=2.5; expected a positive integer"),
+        ({"max_steps": True}, "max_steps=True; expected a positive integer"),
         (
             {"schedule": "fast"},
             r"schedule='fast' is not known; use one of \['optimal', 'paper', 'emergent'\]",
@@ -148,3 +149,11 @@ def test_the_broken_jaxlib_is_named():
 def test_the_condition_number_of_nan_is_nan():
     A = jnp.array([[1.0, jnp.nan], [0.0, 1.0]])
     assert jnp.isnan(eagle_jax.condition_number(A)) and eagle_jax.condition_number(jnp.zeros((2, 2))) == 1
+
+
+def test_numpys_integers_are_integers_and_traced_settings_are_named():
+    A = jnp.eye(2)
+    assert eagle_jax.solve(A, A, A, max_steps=np.int64(30), schedule="paper").status == int(Status.CONVERGED)
+    for name in ("rtol", "rcond"):
+        with pytest.raises(TypeError, match=f"{name} is traced"):
+            jax.jit(lambda x, name=name: eagle_jax.solve(A, A, A, **{name: x}).value)(1e-3)
