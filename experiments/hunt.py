@@ -18,7 +18,7 @@ from absl import app, flags
 import eagle_jax
 from experiments import common
 
-SHAPES = ((1, 1), (2, 3), (5, 5), (9, 30), (30, 9), (6, 80), (33, 47), (70, 64))
+SHAPES = ((1, 1), (2, 3), (5, 5), (9, 30), (30, 9), (6, 80), (33, 47), (70, 64), (60, 500))
 DTYPES = ("float32", "float64", "complex64", "complex128")
 
 

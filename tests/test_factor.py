@@ -42,6 +42,14 @@ def test_rows_become_orthonormal_and_the_rank_is_their_number(x64, dtype, d, n, 
     assert np.linalg.norm(A - A @ P.conj().T @ P) <= 50 * eps * np.linalg.norm(A)
 
 
+def test_chunks_of_deficient_rank_are_merged(x64):
+    """The rank ends blocks before the rows do: what was not read must not be in P."""
+    A, B = made(float, 256, 3000, np.geomspace(1, 0.1, 100)), random(float, 2, 3000)
+    F, G = gram.compressed(jnp.asarray(A), jnp.asarray(B))
+    np.testing.assert_allclose(np.asarray(F @ F.T), A @ A.T, atol=1e-13)
+    np.testing.assert_allclose(np.asarray(G @ F.T), B @ A.T, atol=1e-12)
+
+
 @pytest.mark.parametrize("seed", [2, 6, 7])
 def test_a_rank_that_ends_with_a_block_costs_no_digits(x64, seed):
     """48 rows are a block: with rank 96 all of the first two are needed, good or bad, and P is renewed from A."""

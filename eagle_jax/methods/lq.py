@@ -253,4 +253,4 @@ def lq(M, sizes: Sizes, tol) -> LQ:
         kept=jnp.zeros(W, bool),
     )
     s = lax.while_loop(lambda s: s.j < count, partial(_enter, sizes, tol), varying_like(start, M, tol))
-    return LQ(s.rows, s.T, s.kept)
+    return LQ(jnp.where(s.kept[:, None], s.rows, 0), s.T, s.kept)  # where the rank ended early, the rest is M's
