@@ -40,6 +40,7 @@ SHAPES = (
 )
 KAPPAS = (1e1, 1e3, 1e5, 1e8)
 YARDSTICK, OURS = "jnp lstsq", "eagle_jax"
+PEERS = ("gelsd", "gelsy", "lineax QR", "pivoted QR", "products")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +195,28 @@ def describe(row: Row) -> str:
     )
 
 
+def summary(found: list[Row]) -> str:
+    """A line a shape: the least and the largest ratio over condition numbers and right-hand sides."""
+    lines = [
+        f"| time over {YARDSTICK}'s | full rank | half rank | {' | '.join(PEERS)} |",
+        "|---" * (3 + len(PEERS)) + "|",
+    ]
+    for shape, rows in itertools.groupby(found, lambda row: row.problem.partition(",")[0]):
+        group = list(rows)
+        full, half = ([r for r in group if f"{word} rank" in r.problem] for word in ("full", "half"))
+        cells = [_range(full or group, OURS), _range(half, OURS), *(_range(group, peer) for peer in PEERS)]
+        lines.append(f"| {shape} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _range(rows: list[Row], method: str) -> str:
+    ratios = [row.ratios[method] for row in rows if method in row.ratios]
+    if not ratios:
+        return "-"
+    least, most = (f"{x:.2g}" for x in (min(ratios), max(ratios)))
+    return least if least == most else f"{least} to {most}"
+
+
 def main(argv):
     common.begin(argv)
     jax.config.update("jax_enable_x64", True)
@@ -209,6 +232,7 @@ def main(argv):
         found.append(row)
         print(describe(row), flush=True)
     print("\nslowest first\n" + "\n".join(map(describe, sorted(found, key=lambda r: -r.ratios[OURS]))))
+    print("\n" + summary(found) + "\n")
     compiled = first_calls()
     for row in compiled:
         print(", ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
