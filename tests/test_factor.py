@@ -42,6 +42,28 @@ def test_rows_become_orthonormal_and_the_rank_is_their_number(x64, dtype, d, n, 
     assert np.linalg.norm(A - A @ P.conj().T @ P) <= 50 * eps * np.linalg.norm(A)
 
 
+@pytest.mark.parametrize("last", [1e-8, 0.3])
+def test_a_row_that_is_small_in_the_callers_scaling_only(x64, last):
+    """Independent as scaled, dependent as given: the second factorisation keeps fewer rows than the first."""
+    e = np.eye(5)
+    A, B = np.stack([e[0], 1e-20 * (e[0] + e[1]), last * e[2]]), e[:3]
+    W, status, stats = eagle_jax.estimate(A, B, rcond=1e-10)
+    assert status == int(Status.CONVERGED) and int(stats.rank) == 2
+    np.testing.assert_allclose(W, B @ np.linalg.pinv(A, rcond=1e-10), atol=1e-12)
+
+
+def test_rows_that_P_does_not_span_are_seen(x64):
+    """A is such that the fixed mixing gives two blocks of dependent rows first, and takes the rank to have ended."""
+    small, large, signs = (np.asarray(x) for x in factor.mixing(144, jnp.float64))
+    M = np.zeros((144, 160))
+    M[:48] = random(float, 48, 10) @ random(float, 10, 160)
+    M[96:] = random(float, 48, 160, seed=1)
+    for A, rank in ((jnp.asarray((np.kron(small, large) * signs).T @ M), 10), (jnp.asarray(M), 58)):
+        core = factor.mixed(A)
+        tol = factor.noise(A) * float(jnp.max(jnp.linalg.norm(A, axis=1)))
+        assert core.rank == rank and bool(factor._spans(core.P, A, tol)) == (rank == 58)
+
+
 def test_chunks_of_deficient_rank_are_merged(x64):
     """The rank ends blocks before the rows do: what was not read must not be in P."""
     A, B = made(float, 256, 3000, np.geomspace(1, 0.1, 100)), random(float, 2, 3000)

@@ -11,7 +11,8 @@ deficient     A = F P with F = (U S)⁻¹ L of full column rank; Fᴴ = L₂ P�
               is about; R = L₂ᴴ, V = P₂.
 truncated     where singular values are near rcond ‖A‖: [R, τ I] = L̃ [P₁, ·] holds no squares, and T = P₁ᴴP₁ has the
               eigenvalues s²/(s² + τ²), above 1/2 just where s > τ. Sharpened to 0 and 1 by Updates it is the projector
-              Π on the leading right singular vectors: R ← L̃, P ← P₁ T⁻¹ Π P, numpy's answer for any rcond.
+              Π on the leading right singular vectors: R ← L̃, P ← P₁ T⁻¹ Π P, numpy's answer for any rcond that is
+              above rounding.
 
 All here is for a fat A (d ≤ n); `Factor` turns a tall one over.
 """
@@ -107,9 +108,12 @@ def once(needed, function, x):
 
 
 def _deficient(A, s, core: Core, noise) -> Core:
-    """From diag(1/s) A = F P, P having fewer rows: the complete orthogonal decomposition, Fᴴ = L₂ P₂."""
+    """From diag(1/s) A = F P, P having fewer rows: the complete orthogonal decomposition, Fᴴ = L₂ P₂.
+
+    Rows of Fᴴ that depend on others in this scaling are not kept; they are in R all the same, for `_truncated`.
+    """
     two = lq(times(matmul(core.P, adjoint(A)), 1 / s), Sizes.of(len(core.P)), noise)
-    return Core(jnp.where(two.kept[:, None], core.P, 0), turned(two.T), two.P, jnp.sum(two.kept, dtype=jnp.int32))
+    return Core(core.P, turned(two.T), two.P, jnp.sum(two.kept, dtype=jnp.int32))
 
 
 def _renewed(A, s, core: Core) -> Core:
@@ -164,6 +168,7 @@ class Rows(NamedTuple):
     rank: jax.Array
     size: jax.Array  # between ‖A‖₂ and the Frobenius norm, of the caller's A
     inverse_size: jax.Array  # the Frobenius norm of its A⁺, about
+    spans: jax.Array  # whether P has all rows of A
 
 
 def noise(A) -> float:
@@ -229,28 +234,36 @@ def factorise(A, rcond=None, columns: int = 0) -> Rows:
     ones = jnp.ones_like(s)
     rcond = jnp.asarray(rcond if given else default_rcond(A, columns), s.dtype)
     core = mixed(A)
-    weights, bound = (s, norm(lengths(A) / s)) if given else (ones, norm(lengths(A)))
+    top, lengths_A = jnp.max(s), lengths(A)
+    weights, bound = (s / top, top * norm(lengths_A / s)) if given else (ones, norm(lengths_A))
     inverse = inverse_norm(core, weights, 1 / (_CAUTION * rcond * bound))
     # With rows as scaled, and as the caller has them; accurate where a singular value may be as small as rcond.
-    scaled, callers = largest(
-        A, (ones, 1 / s), jnp.where(_CAUTION * rcond * inverse * bound < 1, 0, 40 if given else 12)
-    )
-    tau = rcond * callers
+    iterations = jnp.where(_CAUTION * rcond * inverse * bound < 1, 0, 40 if given else 12)
+    scaled, callers = largest(A, (ones, 1 / s), iterations)
 
     def deficient(core: Core) -> Core:
-        core = _deficient(A, s, core, noise(A) * callers)
+        two = _deficient(A, s, core, noise(A) * callers)
+        fewer = two.rank < core.rank
+        tau = jnp.where(fewer, jnp.maximum(rcond, noise(A)), rcond) * callers
         limit = 1 / (_CAUTION * tau)
-        inverse = inverse_norm(core, ones, limit)
-        near = inverse > limit
-        core = once(near, partial(_truncated, tau=tau), core)
+        inverse = inverse_norm(two, ones, limit)
+        near = fewer | (inverse > limit)
+        core = once(near, partial(_truncated, tau=tau), two)
         # R⁻¹ raises the rounding of V A: beyond that the old P is the better one.
         core = once(~near & (inverse * callers < epsilon(A.dtype) ** -0.4), partial(_renewed, A, s), core)
         return core._replace(V=times(core.V, 1 / s))
 
-    needed = (core.rank < len(A)) | (_CAUTION * rcond * inverse * (callers if given else scaled) >= 1)
+    spans = _spans(core.P, A, noise(A) * jnp.max(lengths_A))
+    needed = (core.rank < len(A)) | (_CAUTION * rcond * inverse * (top * callers if given else scaled) >= 1)
     core = once(needed, deficient, core)
-    inverse = inverse_norm(core, s)
-    return Rows(A, unit, s, core.P, core.R, core.V, core.rank, callers / unit, inverse * unit)
+    inverse = inverse_norm(core, s / top) * top
+    return Rows(A, unit, s, core.P, core.R, core.V, core.rank, callers / unit, inverse * unit, spans)
+
+
+def _spans(P, A, tol):
+    """Whether P has all rows of A but for remainders below tol each, by random combinations of them."""
+    y = matmul(_normals((_PROBES, len(A)), A.dtype), A)
+    return norm(y - matmul(matmul(y, adjoint(P)), P)) <= 4 * len(A) * tol
 
 
 # ---- solutions -----------------------------------------------------------------------------------------------------
@@ -368,6 +381,7 @@ class Factor:
         return self._answer(times_powers(Y, (top, self.rows.unit), (first, then)), error, passes)
 
     def _answer(self, value, error, passes) -> Answer:
+        error = jnp.where(self.rows.spans, error, jnp.inf)
         return Answer(value, error, passes, self.rows.rank, self.rows.size, self.rows.inverse_size)
 
 

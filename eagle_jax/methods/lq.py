@@ -78,7 +78,7 @@ def turned(t: Triangle) -> Triangle:
 
 
 class LQ(NamedTuple):
-    """M ~ L P. P: W x n; its `kept` rows are orthonormal, the others zero: the rank is their number."""
+    """M ~ L P. P: W x n, orthonormal rows and zero ones; kept: the rows of M that they were made of."""
 
     P: jax.Array
     T: Triangle
@@ -211,7 +211,7 @@ def _enter(sizes: Sizes, tol, s: _Progress) -> _Progress:
     G = matmul(X, adjoint(X))
     size2 = jnp.sum(jnp.where(_diagonal(r), jnp.real(G), 0), 1)
     longest2 = jnp.max(size2)
-    needed = longest2 > tol**2
+    needed = (longest2 > tol**2) & jnp.isfinite(longest2)
     T, new = gram_schmidt(G, size2, jnp.where(needed, r, 0), jnp.maximum(tol**2, epsilon(X.dtype) ** 0.6 * longest2))
     Y = isometric(matmul(T, X), new, needed, s.rows, s.kept, count, chunk)
     before, own = get(K, (r, r), 0, c), matmul(X, adjoint(Y))
