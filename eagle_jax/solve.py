@@ -66,7 +66,8 @@ def solve(
         what A still explains of it.
       rcond: singular values at or below rcond*||A||_2 are dropped, as numpy does. The default, eps*max(d, n) and never
         more than sqrt(eps), drops what rounding cannot tell from zero when the rows of A are scaled to equal lengths
-        (the columns, if there are more rows). To the paper's steps it is a budget of steps.
+        (the columns, if there are more rows); if there is any, it is applied to A as you gave it. To the paper's steps
+        it is a budget of steps.
       max_steps: stop the paper's iteration after that many Updates of A.
       schedule: "optimal" (default: a rank-revealing factorisation), "paper" (eta=1/3, gamma=1), "emergent", a pair
         (eta, gamma) or a `FixedSteps`. Anything but "optimal" runs the paper's plain iteration. A `LayerSteps`, for

@@ -166,7 +166,7 @@ class Rows(NamedTuple):
     R: Triangle
     V: jax.Array
     rank: jax.Array
-    size: jax.Array  # between ‖A‖₂ and the Frobenius norm, of the caller's A
+    size: jax.Array  # of the caller's A: the Frobenius norm, or where a singular value is near rcond about ‖A‖₂
     inverse_size: jax.Array  # the Frobenius norm of its A⁺, about
     spans: jax.Array  # whether P has all rows of A
 
@@ -227,7 +227,7 @@ def factorise(A, rcond=None, columns: int = 0) -> Rows:
     """For d <= n; see the top of this file.
 
     Singular values at or below rcond ‖A‖₂ are dropped. The default drops what rounding cannot tell from zero, in rows
-    of equal length.
+    of equal length; if there is any, in the caller's rows.
     """
     given = rcond is not None
     unit, s, A = equilibrated(A)
