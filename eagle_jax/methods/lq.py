@@ -38,7 +38,7 @@ _BLOCK, _LARGE_BLOCK, _LARGE_CHUNK = 48, 128, 2
 
 
 class Triangle(NamedTuple):
-    """A triangular matrix L of r x r blocks, and the inverses J of those on its diagonal, zero where no row was kept."""
+    """A triangular matrix L of r x r blocks, and the inverses J of those on its diagonal, zero where no row is kept."""
 
     L: jax.Array  # W x W
     J: jax.Array  # W/r x r x r
