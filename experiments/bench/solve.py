@@ -39,6 +39,8 @@ SHAPES = (
     "1024x18x18 float32",
 )
 KAPPAS = (1e1, 1e3, 1e5, 1e8)
+# The threads of a BLAS spin for a while after its last call, on the cores that the next method would use.
+_PAUSE = 0.05
 YARDSTICK, OURS = "jnp lstsq", "eagle_jax"
 PEERS = ("gelsd", "gelsy", "lineax QR", "pivoted QR", "products")
 
@@ -126,6 +128,7 @@ def race(problem: str, methods: dict, A, B, rounds: int, solution) -> Row:
             print(f"{problem}: {name} gives no answer ({type(error).__name__})")
     for _ in range(rounds):
         for name in answers:
+            time.sleep(_PAUSE)
             start = time.perf_counter()
             jax.block_until_ready(methods[name](A, B))
             times.setdefault(name, []).append(time.perf_counter() - start)
