@@ -67,9 +67,25 @@ class TrainConfig:
     def from_json(cls, stored: dict) -> "TrainConfig":
         return cls(**{**stored, "architecture": Architecture(**stored["architecture"])})
 
+    # What another kind of training changes: see experiments/study.py.
+
+    def start(self, key: jax.Array) -> Any:
+        """What is trained, at the beginning: the weights themselves."""
+        return self.architecture.init(key, self.std)
+
+    def network(self, trained: Any) -> Weights:
+        """The weights of the network that `trained` stands for."""
+        return trained
+
+    def rate(self) -> optax.ScalarOrSchedule:
+        return self.learning_rate
+
+    def tasks(self, keys: jax.Array) -> Blocks:
+        return draw(self, keys, self.noise)
+
 
 class TrainState(NamedTuple):
-    weights: Weights
+    weights: Any  # Weights, or what config.network makes them of
     optimiser: optax.OptState
     step: jax.Array
     key: jax.Array  # raw; step i draws its tasks from fold_in(key, i)
@@ -86,7 +102,7 @@ class Metrics(NamedTuple):
 def sample(config: TrainConfig, keys: jax.Array):
     """(blocks, Z, wanted) of one task per key; `wanted` is what read_out should be: D, D for each machine, or W*."""
     a = config.architecture
-    blocks = Blocks(*_draw(problems.training_task, config, keys, noise=config.noise))
+    blocks = config.tasks(keys)
     if a.regime == "estimation":
         wanted = _draw(problems.training_parameter, config, keys, noise=config.noise)
     else:
@@ -104,6 +120,10 @@ def _inputs(config: TrainConfig, keys: jax.Array):
     return a.tokens(Blocks(*blocks)), metric, blocks.D[:, None] if a.regime == "distributed" else blocks.D
 
 
+def draw(config: TrainConfig, keys: jax.Array, noise: float) -> Blocks:
+    return Blocks(*_draw(problems.training_task, config, keys, noise=noise))
+
+
 def _draw(make, config: TrainConfig, keys: jax.Array, **more):
     a = config.architecture
     sizes = {"n": a.n, "d": a.d, "n_out": a.n_out, "d_out": a.d_out, "s": config.factors}
@@ -116,10 +136,10 @@ def task_keys(config: TrainConfig, key, step) -> jax.Array:
 
 def init(config: TrainConfig) -> TrainState:
     weights_key, _ = jax.random.split(jax.random.key(config.seed))
-    return with_weights(config, config.architecture.init(weights_key, config.std))
+    return with_weights(config, config.start(weights_key))
 
 
-def with_weights(config: TrainConfig, weights: Weights) -> TrainState:
+def with_weights(config: TrainConfig, weights: Any) -> TrainState:
     """The start of a run from given weights; the tasks are those of config.seed."""
     _, tasks_key = jax.random.split(jax.random.key(config.seed))
     zero = jnp.zeros((), jnp.int32)
@@ -128,7 +148,7 @@ def with_weights(config: TrainConfig, weights: Weights) -> TrainState:
 
 def _optimiser(config: TrainConfig) -> Any:  # optax's types know no None in a pytree
     """Adam behind a clip of the global norm; a step whose gradient is not finite is left out, and counted."""
-    steps = optax.chain(optax.clip_by_global_norm(config.clip), optax.adam(config.learning_rate))
+    steps = optax.chain(optax.clip_by_global_norm(config.clip), optax.adam(config.rate()))
     return optax.apply_if_finite(steps, max_consecutive_errors=config.steps)
 
 
@@ -136,9 +156,11 @@ def _gradients(config: TrainConfig, mesh: Mesh | None):
     """(weights, keys) -> (mean loss over the batch, its gradient), the batch split over the mesh's first axis."""
     reduce = (lambda x: x) if mesh is None else partial(jax.lax.pmean, axis_name=mesh.axis_names[0])
 
+    predict = config.architecture.predict
+
     def loss(weights, keys):
         Z, metric, wanted = _inputs(config, keys)
-        return reduce(jnp.mean(jnp.square(config.architecture.predict(weights, Z, metric) - wanted)))
+        return reduce(jnp.mean(jnp.square(predict(config.network(weights), Z, metric) - wanted)))
 
     gradients = jax.value_and_grad(loss)
     if mesh is None:

@@ -53,10 +53,11 @@ def test_errors(config: TrainConfig, weights) -> list[float]:
 
 def finish(run: Run) -> pretrained.Pretrained:
     config, losses = run.config, run.losses()
+    weights = config.network(run.state.weights)
     key = training.init(config).key
     ordinary = [training.largest_norm(config, key, step) for step in range(50)]
     metrics = {
-        "median test MSE per layer": test_errors(config, run.state.weights),
+        "median test MSE per layer": test_errors(config, weights),
         "median loss of the last 1000 steps": float(np.median(losses[-1000:])),
         "skipped steps": run.skipped(),
         "spikes": training.spikes(config, losses),
@@ -65,7 +66,7 @@ def finish(run: Run) -> pretrained.Pretrained:
     }
     windows = losses[: len(losses) // _WINDOW * _WINDOW].reshape(-1, _WINDOW)
     history = np.stack([np.median(windows, axis=1), np.max(windows, axis=1)])
-    return pretrained.Pretrained(run.state.weights, config, history, metrics)
+    return pretrained.Pretrained(weights, config, history, metrics)
 
 
 def data_mesh(devices: int) -> Mesh | None:

@@ -51,13 +51,14 @@ def save(path, run: Pretrained):
     unfinished.replace(path)
 
 
-def read(path) -> Pretrained:
+def read(path, kind: type[TrainConfig] = TrainConfig) -> Pretrained:
+    """`kind`: what the run was configured by."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             text = json.loads(str(stored["json"]))
             weights = Weights(**{k: jnp.asarray(stored[k]) for k in Weights._fields if k in stored})
-            return Pretrained(weights, TrainConfig.from_json(text["config"]), stored["loss"], text["metrics"])
-    except (zipfile.BadZipFile, ValueError, KeyError, EOFError) as error:
+            return Pretrained(weights, kind.from_json(text["config"]), stored["loss"], text["metrics"])
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError) as error:
         raise ValueError(
             f"{path} is not a whole file of trained weights ({error}); remove it and train again"
         ) from error

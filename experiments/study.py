@@ -1,0 +1,192 @@
+"""Networks that are trained otherwise: one form of the weights, another start, other data, other sizes.
+
+    python -m experiments.study regime=computation_limited share=layer seed=1
+    python -m experiments.study regime=computation_limited layers=8 --out=runs/study --every=200
+
+Every field of `Study`, TrainConfig and Architecture can be given as name=value. Runs resume and end as those of
+experiments/train.py; --every also keeps the weights of every so many steps.
+"""
+
+import dataclasses
+import pathlib
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags, logging
+
+from eagle_jax import pretrained, training
+from eagle_jax.attention import Weights
+from eagle_jax.blocks import Blocks
+from eagle_jax.training import Run, TrainConfig
+from eagle_jax.transformer import Architecture
+from experiments import common
+from experiments.train import finish
+
+SHARES = ("no", "layer", "all")
+STARTS = ("normal", "symmetric", "orthogonal")
+
+
+class Tied(NamedTuple):
+    """`weights`, but W_VP's leading n x n block is `scale` times W_QK's, layer by layer."""
+
+    weights: Weights
+    scale: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(TrainConfig):
+    """A TrainConfig and what else was tried on the computation-limited network.
+
+    Attributes:
+      share: "layer": W_VP's leading block is a multiple of W_QK's; "all": the multiples are of one matrix for all
+        layers; "no": free.
+      one_read: W_K = W_Q.
+      begin: the initial weights: "normal"; "symmetric" (W_K = W_Q, and W_P = -W_V); "orthogonal" columns.
+      decay: the learning rate falls to 0 along a cosine.
+      noisy: the share of the tasks that has the noise.
+    """
+
+    std: float = 0.02
+    share: str = "no"
+    one_read: bool = False
+    begin: str = "normal"
+    decay: bool = False
+    noisy: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, known in (("share", SHARES), ("begin", STARTS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r}; expected one of {known}")
+        if (self.share != "no" or self.one_read or self.begin != "normal") and not self._narrow:
+            raise ValueError(f"regime={self.architecture.regime!r}; only 'computation_limited' has tied weights")
+        if not 0 < self.noisy <= 1:
+            raise ValueError(f"noisy={self.noisy}; expected a share, above 0 and at most 1")
+
+    @property
+    def _narrow(self) -> bool:
+        return self.architecture.regime == "computation_limited"
+
+    def start(self, key: jax.Array) -> Any:
+        weights = super().start(key)
+        if self.begin == "orthogonal":
+            weights = jax.tree.map(partial(_orthogonal, std=self.std), weights)
+        if self.begin == "symmetric":
+            weights = weights._replace(key=jnp.copy(weights.query), projection=-weights.value)  # donated: no aliases
+        return weights if self.share == "no" else Tied(weights, -jnp.ones(self.architecture.layers))
+
+    def network(self, trained: Any) -> Weights:
+        weights, scale = trained if isinstance(trained, Tied) else (trained, None)
+        weights = weights._replace(key=weights.query) if self.one_read else weights
+        return weights if scale is None else tied(weights, scale, self)
+
+    def rate(self) -> optax.ScalarOrSchedule:
+        return optax.cosine_decay_schedule(self.learning_rate, self.steps) if self.decay else self.learning_rate
+
+    def tasks(self, keys: jax.Array) -> Blocks:
+        count = round(self.noisy * len(keys))
+        if count == len(keys):
+            return super().tasks(keys)
+        parts = training.draw(self, keys[:count], self.noise), training.draw(self, keys[count:], 0.0)
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+
+def _orthogonal(w: jax.Array, std: float) -> jax.Array:
+    """Orthonormal columns along w, times the norm that normal ones would have."""
+    return jnp.linalg.qr(w)[0] * (std * w.shape[-2] ** 0.5)
+
+
+def tied(weights: Weights, scale: jax.Array, config: Study) -> Weights:
+    """W_VP's leading block is scale W_QK's; the rows for C and D and the rest of W_VP stay free."""
+    n, more = config.architecture.n, config.architecture.n_out
+    lead = lambda w: jnp.broadcast_to(w[:1, :, :n] if config.share == "all" else w[:, :, :n], w[:, :, :n].shape)  # noqa: E731
+    with_lead = lambda lead, w: jnp.concatenate([lead, w[:, :, n:]], axis=2)  # noqa: E731
+    wider = lambda w: jnp.pad(w, ((0, 0), (0, 0), (0, 0), (0, more)))  # noqa: E731
+    read, write = lead(weights.query), lead(weights.key)
+    return Weights(
+        with_lead(read, weights.query),
+        with_lead(write, weights.key),
+        with_lead(wider(read), weights.value),
+        with_lead(wider(scale[:, None, None, None] * write), weights.projection),
+    )
+
+
+# ---- runs ---------------------------------------------------------------------------------------------------
+
+
+def from_words(words: list[str]) -> Study:
+    """A Study of words such as share=layer, seed=1, rank=9."""
+    sizes: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    types: dict[str, Any] = {
+        f.name: (found, f.type) for found, kind in ((more, Study), (sizes, Architecture)) for f in _fields(kind)
+    }
+    for word in words:
+        name, _, text = word.partition("=")
+        if name not in types or not text:
+            raise app.UsageError(f"{word!r}; expected name=value with a name of {', '.join(types)}")
+        found, kind = types[name]
+        try:
+            found[name] = _VALUES[kind](text)
+        except (ValueError, KeyError):
+            raise app.UsageError(f"{word!r}; expected a value of type {kind.__name__}") from None
+    try:
+        return Study(Architecture(**sizes), **more)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+
+
+_VALUES: dict[Any, Any] = {int: int, float: float, str: str, bool: {"True": True, "False": False}.__getitem__}
+
+
+def _fields(kind) -> list[dataclasses.Field]:
+    return [f for f in dataclasses.fields(kind) if f.name != "architecture"]
+
+
+def train(config: Study, out: pathlib.Path, every: int) -> pathlib.Path:
+    """Trains to the end, unless that was done; every: also the weights of each so many steps, in *.history.npz."""
+    name = pretrained.name(config)
+    result, folder = out / f"{name}.npz", out / name
+    if result.exists() and pretrained.read(result, Study).config == config:
+        return result
+    run = Run(config, folder)
+
+    def keep(line):
+        if line["step"] % 1000 == 0:
+            print(f"{name}: step {line['step']}, loss {np.median(line['loss']):.2e}", flush=True)
+        if every and line["step"] % every == 0:
+            weights = config.network(run.state.weights)._asdict()
+            np.savez(folder / f"weights{line['step']:06d}.npz", **{k: w for k, w in weights.items() if w is not None})
+
+    run.fit(progress=keep)
+    if every:
+        save_history(folder, out / f"{name}.history.npz")
+    pretrained.save(result, finish(run))
+    return result
+
+
+def save_history(folder: pathlib.Path, path: pathlib.Path) -> None:
+    """The weights of all kept steps, stacked."""
+    kept = [(file, np.load(file)) for file in sorted(folder.glob("weights*.npz"))]
+    steps = np.array([int(file.stem.removeprefix("weights")) for file, _ in kept])
+    stacks: dict[str, Any] = {k: np.stack([stored[k] for _, stored in kept]) for k in kept[0][1]}
+    np.savez_compressed(path, steps=steps, **stacks)
+
+
+def main(argv):
+    config = from_words(argv[1:])
+    common.begin(argv[:1])
+    logging.set_verbosity(logging.WARNING)
+    out = pathlib.Path(_OUT.value)
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"wrote {train(config, out, _EVERY.value)}")
+
+
+if __name__ == "__main__":
+    _OUT = flags.DEFINE_string("out", "runs/study", "folder with one folder per run")
+    _EVERY = flags.DEFINE_integer("every", 0, "keep the weights of every so many steps, a multiple of 100; 0: none")
+    app.run(main)
