@@ -26,12 +26,12 @@ from eagle_jax.transformer import Architecture
 from experiments import common
 from experiments.train import finish
 
-SHARES = ("no", "layer", "all")
+SHARES = ("no", "layer", "all", "next")
 STARTS = ("normal", "symmetric", "orthogonal")
 
 
 class Tied(NamedTuple):
-    """`weights`, but W_VP's leading n x n block is `scale` times W_QK's, layer by layer."""
+    """`weights`, but W_VP's leading n x n block is `scale` times a W_QK's, layer by layer."""
 
     weights: Weights
     scale: jax.Array
@@ -42,8 +42,8 @@ class Study(TrainConfig):
     """A TrainConfig and what else was tried on the computation-limited network.
 
     Attributes:
-      share: "layer": W_VP's leading block is a multiple of W_QK's; "all": the multiples are of one matrix for all
-        layers; "no": free.
+      share: "layer": W_VP's leading block is a multiple of W_QK's, as in the paper's form; "all": the multiples are of
+        one matrix for all layers; "next": it is a multiple of the next layer's W_QK; "no": free.
       one_read: W_K = W_Q.
       begin: the initial weights: "normal"; "symmetric" (W_K = W_Q, and W_P = -W_V); "orthogonal" columns.
       decay: the learning rate falls to 0 along a cosine.
@@ -101,17 +101,21 @@ def _orthogonal(w: jax.Array, std: float) -> jax.Array:
 
 
 def tied(weights: Weights, scale: jax.Array, config: Study) -> Weights:
-    """W_VP's leading block is scale W_QK's; the rows for C and D and the rest of W_VP stay free."""
+    """W_VP's leading block is scale times the W_QK's that config.share says; the rows for C, D and the rest stay free.
+
+    The last layer has no next one; what it writes there, nothing reads.
+    """
     n, more = config.architecture.n, config.architecture.n_out
     lead = lambda w: jnp.broadcast_to(w[:1, :, :n] if config.share == "all" else w[:, :, :n], w[:, :, :n].shape)  # noqa: E731
     with_lead = lambda lead, w: jnp.concatenate([lead, w[:, :, n:]], axis=2)  # noqa: E731
     wider = lambda w: jnp.pad(w, ((0, 0), (0, 0), (0, 0), (0, more)))  # noqa: E731
-    read, write = lead(weights.query), lead(weights.key)
+    whose = lambda w: jnp.roll(w, -1, axis=0) if config.share == "next" else w  # noqa: E731
+    query, key = lead(weights.query), lead(weights.key)
     return Weights(
-        with_lead(read, weights.query),
-        with_lead(write, weights.key),
-        with_lead(wider(read), weights.value),
-        with_lead(wider(scale[:, None, None, None] * write), weights.projection),
+        with_lead(query, weights.query),
+        with_lead(key, weights.key),
+        with_lead(wider(whose(query)), weights.value),
+        with_lead(wider(scale[:, None, None, None] * whose(key)), weights.projection),
     )
 
 
