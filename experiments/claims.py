@@ -2,10 +2,9 @@
 
     python -m experiments.claims        (reads results/*.npz, writes results/claims.json; seconds)
 
-`ledger.py` has what the paper says. Every rule returns one of: reproduced, differs (true in part, or with another
-number), refuted; or "not run" with the reason in place of the measurement, for runs too small to decide. A claim
-without stored results, or without a rule, is "not run" as well. A new rule, in one of the modules *_claims, is one more
-line in CLAIMS.
+`ledger.py` has what the paper says, `verdicts.py` the words. A run too small to decide, a claim without stored results
+and one without a rule are "not run", with the reason in place of the measurement. A new rule, in one of the modules
+*_claims, is one more line in CLAIMS.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from experiments import emergence_claims as emergence
 from experiments import regime_claims as regimes
 from experiments import solver_claims as solver
 from experiments.ledger import LEDGER, Entry
-from experiments.verdicts import DIFFERS, NOT_RUN, REFUTED, REPRODUCED, Finding
+from experiments.verdicts import IN_PART, NOT_RUN, REFUTED, REPRODUCED, STRONGER, WEAKER, Finding, in_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,9 +190,11 @@ def _judged(claim: Claim, out: Path) -> dict[str, Any]:
         cause = f"{type(error).__name__}: {error}"
         return record | {"verdict": NOT_RUN, "reason": f"stored results cannot be judged ({cause}); run it again"}
     if reason := _undecided(claim, about):
-        finding = finding._replace(verdict=NOT_RUN, measured=f"{reason} (there: {finding.measured})", brief=reason)
+        measured = f"{reason} (there: {finding.measured})"
+        finding = finding._replace(verdict=NOT_RUN, measured=measured, brief=reason, parts=None)
     record |= {name: value for name, value in finding._asdict().items() if value is not None}
     record["brief"] = finding.brief or finding.measured
+    record["in_words"] = in_words(finding.verdict, finding.parts or {})
     if record["verdict"] == NOT_RUN:
         record["reason"] = record.pop("measured")
     return record
@@ -222,6 +223,8 @@ def judge(out: Path) -> list[dict[str, Any]]:
         "brief": "",
         "reason": "",
         "numbers": {},
+        "parts": {},
+        "in_words": NOT_RUN,
         "spread": {},
         "wall_seconds": None,
         "preset": "",
@@ -255,14 +258,21 @@ def write(out: Path) -> tuple[Path, list[dict[str, Any]]]:
     return path, records
 
 
-STYLES = {REPRODUCED: "green", DIFFERS: "yellow", REFUTED: "red", NOT_RUN: "dim"}
+STYLES = {
+    REPRODUCED: "green",
+    STRONGER: "bold green",
+    WEAKER: "yellow",
+    IN_PART: "yellow",
+    REFUTED: "red",
+    NOT_RUN: "dim",
+}
 
 
 def print_table(records: list[dict[str, Any]]) -> None:
     table = Table("claim", "verdict", "statement", "paper", "ours")
     for r in records:
-        ours = r["brief"] or r["reason"]
-        table.add_row(r["id"], Text(r["verdict"], STYLES[r["verdict"]]), *map(Text, (r["statement"], r["paper"], ours)))
+        ours, verdict = r["brief"] or r["reason"], Text(r["in_words"], STYLES[r["verdict"]])
+        table.add_row(r["id"], verdict, *map(Text, (r["statement"], r["paper"], ours)))
     common.console.print(table)
     counts = {name: sum(r["verdict"] == name for r in records) for name in STYLES}
     common.console.print(", ".join(f"{n} {name}" for name, n in counts.items()), highlight=False)
@@ -275,7 +285,7 @@ def print_table(records: list[dict[str, Any]]) -> None:
 def print_verdicts(out: Path, item: str) -> None:
     """A line for each claim of one experiment."""
     for r in (r for r in judge(out) if r["item"] == item):
-        line = Text.assemble(f"{r['id']} ", (r["verdict"], STYLES[r["verdict"]]), f": {r['measured'] or r['reason']}")
+        line = Text.assemble(f"{r['id']} ", (r["in_words"], STYLES[r["verdict"]]), f". {r['measured'] or r['reason']}")
         common.console.print(line, soft_wrap=True)
 
 

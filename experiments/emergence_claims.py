@@ -7,7 +7,19 @@ last layer's a2 is left out wherever it would enter: the loss does not see it, b
 import numpy as np
 
 from experiments import common
-from experiments.verdicts import DIFFERS, NOT_RUN, REFUTED, REPRODUCED, Finding, numbers, spread_of, verdict
+from experiments.verdicts import (
+    NOT_RUN,
+    REFUTED,
+    REPRODUCED,
+    WEAKER,
+    Finding,
+    at_most,
+    graded,
+    holds,
+    numbers,
+    overall,
+    spread_of,
+)
 
 REGIMES = {"U": "U", "D": "D", "CL": "C-L"}
 NAMES = {"CL": "C-L", "Un": "noisy U", "Dn": "noisy D", "CLn": "noisy C-L", "U8": "8-head U"}
@@ -51,44 +63,49 @@ def _seeds(r: common.Results, *tags: str) -> str:
 def test_error(r: common.Results) -> Finding:
     if absent := _missing(r, *REGIMES):
         return absent
-    parts, found = [], {}
+    parts, found, verdicts = [], {}, {}
     for tag, label in REGIMES.items():
         mse = _typical(r, tag, "mse")
         found[tag] = {"mse": mse.tolist(), "fall": float(mse[0] / mse[-1])}
         parts.append(f"{label}: {numbers(mse, 2)} ({mse[0] / mse[-1]:.0f}x)")
-    falls, last = [f["fall"] for f in found.values()], [f["mse"][-1] for f in found.values()]
-    holds = bool(np.min(falls) >= 10 and np.max(last) <= 3e-3)  # NaN holds nowhere
+        falls, ends = graded(mse[0] / mse[-1], 10, np.inf, 2), graded(1e-3 / mse[-1], 1 / 3, np.inf, 1 / 10)
+        verdicts[label] = overall([falls, ends])
     text = f"{'; '.join(parts)}; {_seeds(r, *REGIMES)}"
     brief = "; ".join(f"{REGIMES[t]} {f['fall']:.0f}x, to {f['mse'][-1]:.1e}" for t, f in found.items())
     spread = spread_of(**{f"{REGIMES[t]} after layer 4": r[f"{t}_mse"][:, -1] for t in REGIMES})
-    result = verdict(holds, DIFFERS if np.nanmax(falls) >= 10 else REFUTED)
-    return Finding(result, text, found, spread, _fewest(r, *REGIMES), brief)
+    return Finding.of(verdicts, text, found, spread, _fewest(r, *REGIMES), brief)
 
 
 def block_structure(r: common.Results) -> Finding:
     """Diagonal where the paper says diagonal (U, D), and nothing outside the blocks."""
     if absent := _missing(r, *REGIMES):
         return absent
-    parts, found = [], {}
+    parts, found, verdicts = [], {}, {}
     for tag, label in REGIMES.items():
         QK, VP = (float(r[f"{tag}_{w}_diagonality"][:, :-1].min()) for w in ("QK", "VP"))
         off = float(max(r[f"{tag}_{w}_off_block"][:, :-1].max() for w in ("QK", "VP")))
         found[tag] = {"least_diagonal_QK": QK, "least_diagonal_VP": VP, "most_off_block": off}
         parts.append(f"{label}: on the diagonal at least {QK:.2f} (QK), {VP:.2f} (VP), off-block at most {off:.3f}")
-    diagonal = [min(found[t]["least_diagonal_QK"], found[t]["least_diagonal_VP"]) >= 0.9 for t in ("U", "D")]
-    blocks = max(f["most_off_block"] for f in found.values()) <= 0.05
-    result = verdict(all(diagonal) and blocks, DIFFERS if blocks or any(diagonal) else REFUTED)
+        diagonal = [] if tag == "CL" else [graded(min(QK, VP), 0.9, np.inf, 0.5)]  # C-L's blocks are sketches
+        verdicts[label] = overall([at_most(off, 0.05), *diagonal])
     text = f"shares of ||W||², layers 1-3: {'; '.join(parts)}; {_seeds(r, *REGIMES)}"
     least = {t: min(f["least_diagonal_QK"], f["least_diagonal_VP"]) for t, f in found.items()}
     brief = "on the diagonal at least " + ", ".join(f"{x:.2f} of ||W||² ({REGIMES[t]})" for t, x in least.items())
     shares = {f"{REGIMES[t]} {w} diagonal": r[f"{t}_{w}_diagonality"][:, :-1] for t in REGIMES for w in ("QK", "VP")}
-    return Finding(result, text, found, spread_of(**shares), _fewest(r, *REGIMES), brief)
+    return Finding.of(verdicts, text, found, spread_of(**shares), _fewest(r, *REGIMES), brief)
+
+
+def _law(values: np.ndarray, low: float, high: float) -> str:
+    """Constant over layers, and its mean between the two."""
+    if not (low <= np.mean(values) <= high and values.min() > 0):
+        return REFUTED
+    return REPRODUCED if values.max() / values.min() < 1.5 else WEAKER
 
 
 def step_laws(r: common.Results) -> Finding:
     if absent := _missing(r, *REGIMES):
         return absent
-    parts, found, ratios, mean_holds, constant = [], {}, {}, [], []
+    parts, found, ratios, verdicts = [], {}, {}, {}
     for tag, label in REGIMES.items():
         eta = _typical(r, tag, "eta_largest")[:-1]
         ratios[tag] = r[f"{tag}_gamma_rho"][:, :-1] / r[f"{tag}_eta_rho"][:, :-1]
@@ -97,29 +114,26 @@ def step_laws(r: common.Results) -> Finding:
         found[tag] = {"eta": eta.tolist(), "ratio": ratio.tolist(), "mean_ratio": mean}
         found[tag]["gamma"] = _typical(r, tag, "gamma_largest").tolist()
         found[tag]["eta_by_median_norm"] = _typical(r, tag, "eta_median")[:-1].tolist()
-        mean_holds.append(1.7 <= mean <= 2.1 and 0.5 <= float(np.mean(eta)) <= 1.5)
-        constant.append(all(x.min() > 0 and x.max() / x.min() < 1.5 for x in (eta, ratio)))
+        verdicts[label] = overall([_law(eta, 0.5, 1.5), _law(ratio, 1.7, 2.1)])
         parts.append(f"{label}: eta = {numbers(eta)}, gamma/eta = {numbers(ratio)}, mean {mean:.2f}")
-    result = verdict(all(mean_holds) and all(constant), DIFFERS if any(mean_holds) else REFUTED)
     text = f"layers 1-3, {'; '.join(parts)}; {_seeds(r, *REGIMES)}"
     brief = "gamma/eta in layers 1-3: " + "; ".join(f"{REGIMES[t]} {numbers(f['ratio'], 2)}" for t, f in found.items())
     spread = spread_of(**{f"{REGIMES[t]} gamma/eta, mean over layers": x.mean(1) for t, x in ratios.items()})
-    return Finding(result, text, found, spread, _fewest(r, *REGIMES), brief)
+    return Finding.of(verdicts, text, found, spread, _fewest(r, *REGIMES), brief)
 
 
 def fidelity(r: common.Results) -> Finding:
     """The paper's bound, 6e-4 in all layers and regimes, for the form it states."""
     if absent := _missing(r, *REGIMES):
         return absent
-    parts, found, within = [], {}, []
+    parts, found, verdicts = [], {}, {}
     for tag, label in REGIMES.items():
         form, general = (_typical(r, tag, name)[1:] * 1e4 for name in ("form", "general"))
         middle = _typical(r, tag, "form_median")[1:] * 1e4
         found[tag] = {"typical": form.tolist(), "median_task": middle.tolist()}
         found[tag] |= {"general": general.tolist(), "paper": list(PAPER_FIDELITY[tag])}
-        within.append(form <= PAPER_BOUND * 1e4)
-        parts.append(f"{label} below 6e-4 after {int(within[-1].sum())} of 4 layers")
-    result = verdict(bool(np.all(within)), DIFFERS if np.any(within) else REFUTED)
+        verdicts[label] = overall(at_most(x, PAPER_BOUND * 1e4) for x in form)
+        parts.append(f"{label} below 6e-4 after {int((form <= PAPER_BOUND * 1e4).sum())} of 4 layers")
     text = f"{'; '.join(parts)}; {_seeds(r, *REGIMES)}"
     brief = "x1e-4: " + "; ".join(f"{REGIMES[t]} {numbers(f['typical'], 2)}" for t, f in found.items())
     layers = {f"x1e-4, {REGIMES[t]}, layer {i}": r[f"{t}_form"][:, i] * 1e4 for t in REGIMES for i in range(1, 5)}
@@ -132,7 +146,14 @@ def fidelity(r: common.Results) -> Finding:
         rows.append([f"{REGIMES[t]}, matrices for scalars", *(f"{x:.3g}" for x in f["general"])])
     caption = "Squared difference of network and algorithm per entry of Z, x1e-4; ours are medians over runs."
     found["table"] = {"columns": columns, "rows": rows, "caption": caption}
-    return Finding(result, text, found, spread_of(**layers), _fewest(r, *REGIMES), brief)
+    return Finding.of(verdicts, text, found, spread_of(**layers), _fewest(r, *REGIMES), brief)
+
+
+def _small_change(change: float, own: float) -> str:
+    """The paper's, within a factor of 3, and below the network's own error."""
+    if not change < own:
+        return REFUTED
+    return REPRODUCED if change <= 3 * PAPER_FIXED else WEAKER
 
 
 def fixed_ratio(r: common.Results) -> Finding:
@@ -141,7 +162,7 @@ def fixed_ratio(r: common.Results) -> Finding:
     change, middle = (float(_typical(r, "U", name)[-1]) for name in ("fixed_D", "fixed_D_median"))
     own, own_middle = (float(_typical(r, "U", name)[-1]) for name in ("mse_mean", "mse"))
     laws = float(_typical(r, "U", "laws_D_median")[-1])
-    holds = change < own and change <= 3 * PAPER_FIXED
+    parts = {"mean task": _small_change(change, own), "median task": _small_change(middle, own_middle)}
     text = (
         f"predictions change by {change:.1e} (median task {middle:.1e}), the network's own error is {own:.1e} "
         f"({own_middle:.1e}); with eta = 1, gamma = 1.92 over max ||A_l||² by {laws:.1e} (median task); "
@@ -150,8 +171,7 @@ def fixed_ratio(r: common.Results) -> Finding:
     found = {"change": change, "change_median": middle, "own": own, "own_median": own_middle, "laws_median": laws}
     spread = spread_of(change=r["U_fixed_D"][:, -1], own_error=r["U_mse_mean"][:, -1])
     brief = f"{change:.1e} (median task {middle:.1e}), own error {own:.1e} ({own_middle:.1e})"
-    result = verdict(holds, DIFFERS if middle < own_middle else REFUTED)
-    return Finding(result, text, found, spread, _count(r, "U"), brief)
+    return Finding.of(parts, text, found, spread, _count(r, "U"), brief)
 
 
 def heads(r: common.Results) -> Finding:
@@ -164,9 +184,8 @@ def heads(r: common.Results) -> Finding:
     spread = spread_of(one_head=r["U_mse"][:, -1], eight_heads=r["U8_mse"][:, -1])
     found = {"one": one, "eight": eight}
     brief = f"{one:.2e} with one head, {eight:.2e} with eight"
-    return Finding(
-        verdict(max(one / eight, eight / one) <= 1.5, DIFFERS), text, found, spread, _fewest(r, "U", "U8"), brief
-    )
+    effect = at_most(max(one / eight, eight / one), 1.5)
+    return Finding(effect, text, found, spread, _fewest(r, "U", "U8"), brief)
 
 
 def messages(r: common.Results) -> Finding:
@@ -174,7 +193,7 @@ def messages(r: common.Results) -> Finding:
         return absent
     foreign, factor = r["D_foreign_AB"][:, :-1], r["D_factor_ratio"]
     ranks = r["D_VP_rank"][:, :-1]
-    holds = foreign.max() <= 0.1 and np.abs(factor - 1).max() <= 0.1
+    parts = {"(C, D) only": at_most(foreign.max(), 0.1), "same factor": at_most(np.abs(factor - 1).max(), 0.1)}
     text = (
         f"what reaches other machines' (A, B) is at most {foreign.max():.3f} of the own block (layers 1-3), their "
         f"(C, D) factor is {factor.min():.2f} to {factor.max():.2f} of the own one; the own n x n block has rank "
@@ -184,7 +203,7 @@ def messages(r: common.Results) -> Finding:
     found |= {"rank": ranks.mean(0).tolist()}
     spread = spread_of(share_of_A_and_B=foreign, factor_of_C_and_D=factor)
     brief = f"(A, B) at most {foreign.max():.3f} of the own block, (C, D) {factor.min():.2f} to {factor.max():.2f}"
-    return Finding(verdict(bool(holds), REFUTED), text, found, spread, _count(r, "D"), brief)
+    return Finding.of(parts, text, found, spread, _count(r, "D"), brief)
 
 
 def _distance_to_identity(blocks: np.ndarray) -> float:
@@ -203,7 +222,7 @@ def sketch(r: common.Results) -> Finding:
     unit = r["CL_unit"].reshape(-1, *r["CL_unit"].shape[-2:])
     ours, chance = _distance_to_identity(unit), _distance_to_identity(r["random_sketch"][: len(unit)])
     low_rank = all(np.all(k <= 5) for k in ranks)
-    holds = low_rank and difference[:-1].max() <= 2 * PAPER_DIFFERENCE
+    parts = {"rank": holds(low_rank), "QK and VP alike": at_most(difference[:-1].max(), 1.5 * PAPER_DIFFERENCE)}
     text = (
         f"ranks {numbers(ranks[0])} (QK), {numbers(ranks[1])} (VP); relative difference {numbers(difference[:-1])}; "
         f"QK's five eigenvalues over their mean {top.min():.2f} to {top.max():.2f} (S S^T: 1); VP is off a multiple of "
@@ -216,28 +235,26 @@ def sketch(r: common.Results) -> Finding:
     spread = spread_of(**{f"difference in layer {i}": x for i, x in enumerate(r["CL_difference"][:, :-1].T, 1)})
     brief = f"rank 5; {numbers(difference[:-1])} apart; W_VP fits what the next layer reads"
     brief = brief if low_rank and np.all(next_ < own) else ""
-    result = verdict(holds, DIFFERS if low_rank else REFUTED)
-    return Finding(result, text, found, spread, _count(r, "CL"), brief)
+    return Finding.of(parts, text, found, spread, _count(r, "CL"), brief)
 
 
 def noise(r: common.Results) -> Finding:
     present = [tag for tag in REGIMES if _count(r, tag) and _count(r, f"{tag}n")]
     if not present:
         return Finding(NOT_RUN, "no trained weights with noise are shipped", {})
-    parts, found, alike = [], {}, []
+    parts, found, verdicts = [], {}, {REGIMES[tag]: NOT_RUN for tag in REGIMES}
     for tag in present:
         eta, clean = (_typical(r, t, "eta_largest")[:-1] for t in (f"{tag}n", tag))
         mse, kappa = _typical(r, f"{tag}n", "mse"), _typical(r, f"{tag}n", "kappa")
         found[tag] = {"mse": mse.tolist(), "kappa": kappa.tolist(), "eta": eta.tolist(), "clean_eta": clean.tolist()}
         diagonal = [min(_typical(r, t, f"{w}_diagonality")[:-1].min() for w in ("QK", "VP")) for t in (f"{tag}n", tag)]
         found[tag]["least_diagonal"], found[tag]["clean_least_diagonal"] = map(float, diagonal)
-        same_form = diagonal[0] >= 0.9 * diagonal[1]
-        alike.append(bool(mse[-1] < mse[0] / 2 and np.all(np.abs(eta / clean - 1) < 0.5) and same_form))
+        falls, same_form = holds(mse[-1] < mse[0] / 2), holds(diagonal[0] >= 0.9 * diagonal[1])
+        verdicts[REGIMES[tag]] = overall([falls, at_most(np.abs(eta / clean - 1).max(), 0.5), same_form])
         parts.append(
             f"{REGIMES[tag]}: error {numbers(mse, 2)}, eta {numbers(eta)} (without noise {numbers(clean)}), on the "
             f"diagonal at least {diagonal[0]:.2f} of ||W||² ({diagonal[1]:.2f})"
         )
-    result = verdict(all(alike) and len(present) == 3, DIFFERS if any(alike) else REFUTED)
     noisy = [f"{tag}n" for tag in present]
     text = f"{'; '.join(parts)}; {_seeds(r, *noisy)}"
     text += "" if len(present) == 3 else "; the other regimes are not shipped yet"
@@ -245,7 +262,7 @@ def noise(r: common.Results) -> Finding:
         f"{REGIMES[t]} {numbers(f['eta'], 2)} (clean {numbers(f['clean_eta'], 2)})" for t, f in found.items()
     )
     spread = spread_of(**{f"{REGIMES[t]} after layer 4": r[f"{t}n_mse"][:, -1] for t in present})
-    return Finding(result, text, found, spread, _fewest(r, *noisy), brief)
+    return Finding.of(verdicts, text, found, spread, _fewest(r, *noisy), brief)
 
 
 def levels(r: common.Results) -> Finding:
@@ -259,11 +276,10 @@ def levels(r: common.Results) -> Finding:
         f"{few[1]:.1e}, two {few[2]:.1e}, eight {few[8]:.1e}; the network's own error {own:.1e}; {_seeds(r, 'U')}"
         f"{_diverging(r, 'U')}"
     )
-    holds = paper < own < few[1]
+    parts = {"2 and 3 values do": at_most(paper / own, 1), "one does not": holds(own < few[1])}
     spread = spread_of(change=r["U_clustered_mean"], own_error=r["U_mse_mean"][:, -1])
     brief = f"2 and 3 values change predictions by {paper:.1e}, own error {own:.1e}"
-    result = verdict(holds, DIFFERS if paper < 2 * own else REFUTED)
-    return Finding(result, text, {"levels": few, "own": own}, spread, _count(r, "U"), brief)
+    return Finding.of(parts, text, {"levels": few, "own": own}, spread, _count(r, "U"), brief)
 
 
 def spikes(r: common.Results) -> Finding:
@@ -280,16 +296,14 @@ def spikes(r: common.Results) -> Finding:
         by_run = [x.mean() for x in np.split(above, np.cumsum(r[f"{tag}_spikes"])[:-1]) if x.size]
         spread[f"share in {REGIMES[tag]}"] = np.array(by_run)
         parts.append(f"{REGIMES[tag]}: {share:.0%} of the spikes, which are {rate:.0%} of the steps; loss {last:.1e}")
-    typical = [f["share_of_large_norms"] >= 0.5 for f in found.values()]
-    more = [f["share_of_large_norms"] >= 0.2 for f in found.values()]
+    verdicts = {REGIMES[t]: graded(f["share_of_large_norms"], 0.5, 1, 0.1) for t, f in found.items()}
     text = (
         f"the batch's largest ||A|| is above {large:.2f} times the median, as in 10 % of all batches, in "
         f"{'; '.join(parts)}; {_seeds(r, *present)}"
     )
     shares = ", ".join(f"{f['share_of_large_norms']:.0%} ({REGIMES[t]})" for t, f in found.items())
     brief = f"{shares} of the spikes have an ||A|| that 10 % of all batches have"
-    result = verdict(all(typical), DIFFERS if all(more) else REFUTED)
-    return Finding(result, text, found, spread_of(**spread), _fewest(r, *present), brief)
+    return Finding.of(verdicts, text, found, spread_of(**spread), _fewest(r, *present), brief)
 
 
 def conditioning(r: common.Results) -> Finding:
@@ -299,14 +313,14 @@ def conditioning(r: common.Results) -> Finding:
     found = {tag: _typical(r, tag, "kappa")[:-1] for tag in REGIMES}
     falls = {tag: float(k[0] / k[-1]) for tag, k in found.items()}
     parts = [f"{label} {numbers(found[tag])}" for tag, label in REGIMES.items()]
-    result = verdict(min(falls.values()) >= 2, DIFFERS if max(falls.values()) >= 2 else REFUTED)
+    verdicts = {REGIMES[tag]: graded(fall, 2, np.inf, 1.1) for tag, fall in falls.items()}
     text = (
         f"median sigma_1/sigma_10 of A_0..A_3 (sigma_6 on machines): {'; '.join(parts)}; "
         f"of A_l S_l in C-L {numbers(_typical(r, 'CL', 'kappa_read'))}; {_seeds(r, *REGIMES)}"
     )
     spread = spread_of(**{f"{REGIMES[t]} before layer 4": r[f"{t}_kappa"][:, 3] for t in REGIMES})
     brief = "from layer 1 to 4: " + "; ".join(f"{REGIMES[t]} {k[0]:.3g} to {k[-1]:.3g}" for t, k in found.items())
-    return Finding(result, text, {"falls": falls}, spread, _fewest(r, *REGIMES), brief)
+    return Finding.of(verdicts, text, {"falls": falls}, spread, _fewest(r, *REGIMES), brief)
 
 
 def estimation(r: common.Results) -> Finding:
@@ -328,12 +342,12 @@ def estimation(r: common.Results) -> Finding:
     brief = (
         f"off the form by at most {residual[:, :2].max():.2f}; gap to Update {form[-1]:.1e}, own error {mse[-1]:.1e}"
     )
-    result = verdict(bool(shaped) and follows, DIFFERS if shaped else REFUTED)
-    return Finding(result, text, found, spread, _count(r, "E"), brief)
+    parts = {"the form": holds(bool(shaped)), "the steps": holds(follows)}
+    return Finding.of(parts, text, found, spread, _count(r, "E"), brief)
 
 
 def initialisation(r: common.Results) -> Finding:
-    """Reproduced if both sign and scale move the final error by half or more, differs if only one does."""
+    """Whether sign and scale move the final error by half or more."""
     groups = sorted({(int(s), float(d)) for s, d in zip(r["sign"], r["std"], strict=True)})
     if len(groups) < 2:
         return Finding(NOT_RUN, f"only {groups or 'no network'} (sign, std) is shipped", {})
@@ -348,10 +362,10 @@ def initialisation(r: common.Results) -> Finding:
     errors = {group: f["mse"] for group, f in zip(groups, found.values(), strict=True)}
     effect = lambda same: max((errors[a] / errors[b] for a in groups for b in groups if same(a, b)), default=1.0)  # noqa: E731
     sign, std = effect(lambda a, b: a[1] == b[1]), effect(lambda a, b: a[0] == b[0])
-    result = verdict(min(sign, std) > 1.5, DIFFERS if max(sign, std) > 1.5 else REFUTED)
+    verdicts = {"sign": holds(sign > 1.5), "scale": holds(std > 1.5)}
     brief = f"the sign changes the error {sign:.1f}x, the scale {std:.1f}x"
     fewest = min(f["runs"] for f in found.values())
-    return Finding(result, f"{'; '.join(parts)}; {brief}", found, spread_of(**spread), fewest, brief)
+    return Finding.of(verdicts, f"{'; '.join(parts)}; {brief}", found, spread_of(**spread), fewest, brief)
 
 
 def algorithm_or_table(r: common.Results) -> Finding:
@@ -366,7 +380,8 @@ def algorithm_or_table(r: common.Results) -> Finding:
     sizes = np.mean(r["n"][:, big], axis=0)
     spectra = np.concatenate([np.mean(r[name], axis=0) for name in ("s", "decay")])
     wins = np.concatenate([sizes, spectra])
-    holds = max(sizes[:, at["scaled"]].max(), spectra[:, at["scaled"]].max()) <= 2 * usual < np.inf
+    worst = {"sizes": sizes[:, at["scaled"]].max(), "spectra": spectra[:, at["scaled"]].max()}
+    verdicts = {name: at_most(error, 2 * usual) if usual < np.inf else REFUTED for name, error in worst.items()}
     better = float(np.mean(wins[:, at["scaled"]] < wins[:, at["paper"]]))
     text = (
         f"error {usual:.2f} on its own tasks, below twice that for ||A|| times {within.min():g} to {within.max():g} "
@@ -383,15 +398,15 @@ def algorithm_or_table(r: common.Results) -> Finding:
         f"relative error at most {wins[:, at['scaled']].max():.2f} for other sizes, ranks, spectra (||A|| as in "
         f"training), {usual:.2f} on its own tasks"
     )
-    return Finding(verdict(holds, DIFFERS), text, found, spread_of(at_home=at_home), int(r["seeds"].size), brief)
+    return Finding.of(verdicts, text, found, spread_of(at_home=at_home), int(r["seeds"].size), brief)
 
 
 def form_or_accident(r: common.Results) -> Finding:
-    """Reproduced if in every regime the paper's form, trained on, is at least as good as the trained network."""
+    """Whether the paper's form, trained on, is at least as good as the trained network."""
     present = [tag for tag in REGIMES if f"{tag}_mse" in r]
     if not present:
         return Finding(NOT_RUN, "no trained weights are shipped", {})
-    parts, found, good, spread = [], {}, [], {}
+    parts, found, verdicts, spread = [], {}, {}, {}
     for tag in present:
         # runs x starts, of the median task: one task can dominate the mean
         errors = r[f"{tag}_mse"][..., -1]
@@ -399,7 +414,7 @@ def form_or_accident(r: common.Results) -> Finding:
         found[tag] = {"trained": trained, "continued": continued, "restarted": restarted, "tuned": tuned}
         gap = np.median(r[f"{tag}_form_median"][:, 2, 1:], axis=0)
         found[tag]["form_gap"] = gap
-        good.append(restarted <= 1.02 * min(trained, continued))
+        verdicts[REGIMES[tag]] = holds(restarted <= 1.02 * min(trained, continued))
         spread[f"{REGIMES[tag]}, from the form / trained on"] = errors[:, 2] / errors[:, 1]
         parts.append(
             f"{REGIMES[tag]}: {trained:.2e}, trained on {continued:.2e}, from the form {restarted:.2e} (then off the "
@@ -407,9 +422,8 @@ def form_or_accident(r: common.Results) -> Finding:
         )
     found = {tag: {k: np.asarray(v).tolist() for k, v in f.items()} for tag, f in found.items()}
     text = f"median test error after {int(r['steps'])} steps. {'; '.join(parts)}"
-    result = REPRODUCED if all(good) else DIFFERS if any(good) else REFUTED
     three = ("restarted", "continued", "tuned")
     ends = (f"{REGIMES[t]} {numbers([f[x] * 1e3 for x in three])}" for t, f in found.items())
     runs = min(len(r[f"{tag}_mse"]) for tag in present)
     brief = f"x1e-3, from the form / trained on / step sizes alone: {'; '.join(ends)}"
-    return Finding(result, text, found, spread_of(**spread), runs, brief)
+    return Finding.of(verdicts, text, found, spread_of(**spread), runs, brief)

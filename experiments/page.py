@@ -15,22 +15,17 @@ from typing import Any
 
 from experiments import claims, common, report
 from experiments.ledger import GROUPS, group
+from experiments.verdicts import MEANINGS
 
 Record = dict[str, Any]
 PAPER = "Linear Transformers Implicitly Discover Unified Numerical Algorithms"
-VERDICTS = {
-    "reproduced": "the statement holds, within the rule's bounds",
-    "differs": "true in part, or with another number",
-    "refuted": "measured to be otherwise",
-    "not run": "no verdict; the reason is given",
-}
 
 CSS = """
 :root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --page: #fff; --card: #f6f8fa; --line: #d8dee4;
-  --link: #0757ad; --reproduced: #116329; --differs: #7a4b00; --refuted: #a40e26; --not-run: #59636e; }
+  --link: #0757ad; --holds: #116329; --partly: #7a4b00; --refuted: #a40e26; --not-run: #59636e; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #e6edf3; --soft: #9da7b1; --page: #0d1117; --card: #161b22; --line: #343b44;
-    --link: #6cb0ff; --reproduced: #56d364; --differs: #e3b341; --refuted: #ff8e8a; --not-run: #9da7b1; }
+    --link: #6cb0ff; --holds: #56d364; --partly: #e3b341; --refuted: #ff8e8a; --not-run: #9da7b1; }
 }
 * { box-sizing: border-box; }
 html { scroll-padding-top: 3.4rem; }
@@ -49,7 +44,7 @@ nav a { text-decoration: none; white-space: nowrap; }
 .tiles b { display: block; font-size: 1.6rem; line-height: 1.2; } .tiles span { font-size: .85rem; color: var(--soft); }
 .badge { font-size: .82rem; font-weight: 600; white-space: nowrap; color: var(--colour); border: 1px solid currentColor;
   border-radius: 1rem; padding: .05rem .6rem; }
-.reproduced { --colour: var(--reproduced); } .differs { --colour: var(--differs); }
+.reproduced, .stronger { --colour: var(--holds); } .weaker, .in-part { --colour: var(--partly); }
 .refuted { --colour: var(--refuted); } .not-run { --colour: var(--not-run); }
 .tiles b { color: var(--colour); }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
@@ -77,7 +72,7 @@ details { margin-top: .7rem; } summary { cursor: pointer; }
 }
 @media print {
   :root { color-scheme: light; --text: #000; --soft: #444; --page: #fff; --card: #fff; --line: #bbb; --link: #000;
-    --reproduced: #116329; --differs: #7a4b00; --refuted: #a40e26; --not-run: #444; }
+    --holds: #116329; --partly: #7a4b00; --refuted: #a40e26; --not-run: #444; }
   body { font-size: 10pt; max-width: none; padding: 0; } nav, .up { display: none; } h2 { break-after: avoid; }
   article, figure, tr, .tiles li { break-inside: avoid; } .wide { overflow: visible; } .wide table { font-size: 7pt; }
   details { display: none; } figure img { max-height: 7.5cm; } figure.square img { max-height: 11cm; }
@@ -107,7 +102,8 @@ TERMS = {
     "of their projectors.",
     "plain, columns, deflation": "sketched steps with a fresh random sketch each (the paper's), with columns that take "
     "turns, and our default, which uses each sketch up.",
-    "optimal": "our default step sizes, the best cubic at each step, in place of the paper's constants.",
+    "block LQ": "our default solver: a factorisation by blocks of rows, made of matrix products, whose time does not "
+    "depend on κ.",
     "lstsq, CG, GD, SGD, LSMR": "what a user would take instead: LAPACK's SVD, conjugate gradients, (stochastic) "
     "gradient descent, a Krylov method for sparse matrices.",
 }
@@ -132,13 +128,19 @@ def badge(verdict: str) -> str:
     return f'<span class="badge {verdict.replace(" ", "-")}">{verdict}</span>'
 
 
+def parts(record: Record) -> str:
+    """What follows the badge: "U, D reproduced; C-L refuted"."""
+    _, _, said = record["in_words"].partition(": ")
+    return escape(said)
+
+
 def ours(record: Record) -> str:
     return escape(record["measured"] or record["reason"])
 
 
 def tiles(records: list[Record]) -> str:
     cells = ""
-    for verdict, meaning in VERDICTS.items():
+    for verdict, meaning in MEANINGS.items():
         count = sum(r["verdict"] == verdict for r in records)
         cells += f'<li class="{verdict.replace(" ", "-")}"><b>{count}</b>{verdict}<br><span>{meaning}</span></li>'
     return f'<ul class="tiles">{cells}</ul>'
@@ -149,7 +151,8 @@ def summary(records: list[Record]) -> str:
     for r in records:
         link = f'<a href="#{r["id"]}">{r["id"]}</a>'
         paper = f"{escape(r['paper'])} <span class=soft>{escape(r['where'])}</span>"
-        rows.append((link, badge(r["verdict"]), escape(r["statement"]), paper, escape(r["brief"]) or ours(r)))
+        verdict = f"{badge(r['verdict'])} <span class=soft>{parts(r)}</span>"
+        rows.append((link, verdict, escape(r["statement"]), paper, escape(r["brief"]) or ours(r)))
     return table(("claim", "verdict", "statement", "paper", "ours"), rows, "stack")
 
 
@@ -183,6 +186,8 @@ def facts(record: Record) -> list[tuple[str, str]]:
     """What is known about a claim, label and HTML."""
     where = f"<span class=soft>{escape(record['where'])}.</span> "
     found = [("paper", where + escape(record["says"]))]
+    if parts(record):
+        found.append(("parts", parts(record)))
     found.append(("ours" if record["measured"] else "not run", ours(record)))
     if record["spread"]:
         found.append(("10–90 %", spread(record)))

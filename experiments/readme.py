@@ -1,9 +1,10 @@
-"""The reproduction table of README.md, from results/claims.json.
+"""The reproduction table of README.md and the verdicts in ERRATA.md, from results/claims.json.
 
-python -m experiments.readme        (rewrites what is between the two markers; seconds)
+python -m experiments.readme        (rewrites what is between the two markers, and a column; seconds)
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from absl import app
 
 from experiments import claims, common
 
-PATH = common.ROOT / "README.md"
+PATH, ERRATA = common.ROOT / "README.md", common.ROOT / "ERRATA.md"
 BEGIN, END = "<!-- claims: python -m experiments.readme -->", "<!-- end of claims -->"
 COLUMNS = ("claim", "command", "minutes", "paper", "ours", "verdict")
 
@@ -26,7 +27,7 @@ def row(record: dict[str, Any]) -> tuple[str, ...]:
     minutes = "" if seconds is None else f"{seconds / 60:.1f}"
     paper = ", ".join(filter(None, (record["paper"], record["where"])))
     ours = record["brief"] or record["reason"]
-    return f"{record['id']}: {record['statement']}", command, minutes, paper, ours, record["verdict"]
+    return f"{record['id']}: {record['statement']}", command, minutes, paper, ours, record["in_words"]
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -46,6 +47,19 @@ def rewritten(text: str, records: list[dict[str, Any]]) -> str:
     return f"{before}{BEGIN}\n{table(records)}\n{END}{after}"
 
 
+def with_verdicts(errata: str, records: list[dict[str, Any]]) -> str:
+    """The second cell of every row of ERRATA.md that is about claims: their verdicts."""
+    in_words = {r["id"]: r["in_words"] for r in records}
+
+    def cells(row: re.Match) -> str:
+        said = {id: in_words[id] for id in row[1].split(", ")}
+        alike = len(set(said.values())) == 1
+        verdicts = next(iter(said.values())) if alike else ". ".join(f"{id} {words}" for id, words in said.items())
+        return f"| {row[1]} | {verdicts} |"
+
+    return re.sub(r"^\| ([ENDSR]\d+(?:, [ENDSR]\d+)*) \|[^|]*\|", cells, errata, flags=re.MULTILINE)
+
+
 def unfit(records: list[dict[str, Any]]) -> list[str]:
     """Experiments without results of the default preset and this code; R1 needs matrices that few have."""
     return sorted({r["item"] for r in records if r["id"] != "R1" and (r["preset"] != "default" or r["stale"])})
@@ -58,7 +72,8 @@ def main() -> None:
         if items := unfit(records):
             raise app.UsageError(f"{', '.join(items)} in {out}: expected results of the default preset and this code")
         PATH.write_text(rewritten(PATH.read_text(encoding="utf-8"), records), encoding="utf-8")
-        common.console.print(f"wrote {PATH}")
+        ERRATA.write_text(with_verdicts(ERRATA.read_text(encoding="utf-8"), records), encoding="utf-8")
+        common.console.print(f"wrote {PATH} and {ERRATA}")
 
     common.command(write)
 

@@ -1,10 +1,57 @@
-"""What a rule returns: a verdict, the sentence with the number, and the numbers."""
+"""What a rule returns: a verdict, the sentence with the number, and the numbers.
 
-from typing import Any, NamedTuple
+A claim about several things (regimes, ranks, machines) has a verdict for each of them, its parts, and `overall` makes
+one of these. Verdicts come from `graded`, `at_most` and `holds`, so that a word means the same everywhere.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-REPRODUCED, DIFFERS, REFUTED, NOT_RUN = "reproduced", "differs", "refuted", "not run"
+REPRODUCED, STRONGER, WEAKER = "reproduced", "stronger", "weaker"
+IN_PART, REFUTED, NOT_RUN = "in part", "refuted", "not run"
+MEANINGS = {
+    REPRODUCED: "it holds, within the rule's bounds",
+    STRONGER: "it holds, with more than the paper says",
+    WEAKER: "it falls short of the paper's number, in the same direction",
+    IN_PART: "some of it holds and some does not",
+    REFUTED: "measured to be otherwise",
+    NOT_RUN: "no verdict; the reason is given",
+}
+
+
+def holds(does: bool) -> str:
+    return REPRODUCED if does else REFUTED
+
+
+def graded(value: float, low: float, high: float, nothing: float) -> str:
+    """The more the better: the paper says `low` to `high`, and `nothing` is no effect at all. NaN is refuted."""
+    if value > high:
+        return STRONGER
+    return REPRODUCED if value >= low else WEAKER if value > nothing else REFUTED
+
+
+def at_most(value: float, bound: float) -> str:
+    """The less the better; up to twice the bound is weaker. NaN is refuted."""
+    return REPRODUCED if value <= bound else WEAKER if value <= 2 * bound else REFUTED
+
+
+def overall(verdicts: Iterable[str]) -> str:
+    """What did not run does not count, unless nothing did."""
+    ran = set(verdicts) - {NOT_RUN}
+    if len(ran) < 2:
+        return ran.pop() if ran else NOT_RUN
+    if ran & {REFUTED, IN_PART}:
+        return IN_PART
+    return WEAKER if WEAKER in ran else STRONGER
+
+
+def in_words(verdict: str, parts: Mapping[str, str]) -> str:
+    """in part: U, D reproduced; C-L refuted"""
+    named = {v: ", ".join(name for name, part in parts.items() if part == v) for v in MEANINGS}
+    said = "; ".join(f"{names} {v}" for v, names in named.items() if names)
+    return f"{verdict}: {said}" if set(parts.values()) - {verdict} else verdict
 
 
 class Finding(NamedTuple):
@@ -21,10 +68,13 @@ class Finding(NamedTuple):
     # problems or networks behind the verdict, where that is not the `runs` of the experiment's config
     runs: int | None = None
     brief: str = ""
+    # what the claim is about -> its verdict, where these are several
+    parts: dict[str, str] | None = None
 
-
-def verdict(holds: bool, otherwise: str) -> str:
-    return REPRODUCED if holds else otherwise
+    @classmethod
+    def of(cls, parts: dict[str, str], measured: str, numbers: dict[str, Any], *rest, **others) -> Self:
+        """The finding of a claim about several things."""
+        return cls(overall(parts.values()), measured, numbers, *rest, **others, parts=parts)
 
 
 def numbers(values, digits: int = 3) -> str:

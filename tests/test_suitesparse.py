@@ -82,28 +82,34 @@ def test_run_verdict_and_figure(folder, tmp_path):
     assert r["error"][0, 0, 1] > 1e-6
     common.save(tmp_path, suitesparse.ITEM, cfg, r, 0.1, "test", "digest")
     (record,) = [c for c in claims.judge(tmp_path) if c["id"] == "R1"]
-    assert record["verdict"] == claims.NOT_RUN and "pf2177" in record["reason"] and record["runs"] == 1
+    assert record["verdict"] != claims.NOT_RUN and "1 of the paper's 7 matrices" in record["brief"]
+    assert record["runs"] == 1 and set(record["parts"]) == {"EAGLE, paper steps", "block LQ (default)"}
     table = record["numbers"]["table"]
     assert [len(row) for row in table["rows"]] == [len(table["columns"])]
     assert [p.stem for p in report.draw_all(tmp_path)] == ["r1_suitesparse"]
 
 
-def test_only_the_papers_matrices_decide_and_only_most_of_them():
-    """EAGLE is the fastest on the paper's, and does not get there on another matrix."""
+def test_only_the_papers_matrices_decide():
+    """The paper's steps are the fastest on the paper's matrices, and do not get there on another; block LQ is slow."""
     seconds = np.ones((5, 2, 5))
-    seconds[:, :, 0], seconds[4, :, :2] = 0.5, np.nan
+    seconds[:, :, 1], seconds[:, :, 0], seconds[4, :, :2] = 0.5, 2.0, np.nan
     names = {"names": [*suitesparse.WANTED[:4], "other"], "methods": list(suitesparse.METHODS), "skipped": ["x (y)"]}
     r = {name: np.array(value) for name, value in names.items()} | {"seconds": seconds, "rank": np.ones(5)}
     r |= {"error": np.full((5, 2, 5), np.nan), "kappa": np.ones(5), "shapes": np.ones((5, 2), int)}
     finding = solver_claims.real_matrices(r)
-    assert finding.verdict == claims.REPRODUCED and finding.runs == 4 and "x (y)" in finding.measured
-    assert finding.numbers["table"]["rows"][4][4] == "missed / missed"
-    seconds[:, :, -1] = np.nan  # the SVD does not get there: EAGLE does
-    assert solver_claims.real_matrices(r).verdict == claims.REPRODUCED
-    turned = r | {"names": r["names"][::-1]}
-    assert solver_claims.real_matrices(turned).verdict == claims.REFUTED
-    few = solver_claims.real_matrices(r | {"names": np.array([*suitesparse.WANTED[:3], "a", "b"])})
-    assert few.verdict == claims.NOT_RUN and "dwt_1007" in few.measured
+    assert finding.parts == {"EAGLE, paper steps": "reproduced", "block LQ (default)": "refuted"}
+    assert finding.runs == 4 and "x (y)" in finding.measured and "4 of the paper's 7" in finding.brief
+    rows = finding.numbers["table"]["rows"]
+    assert rows[4][4] == "missed / missed" and [row[-2] for row in rows] == ["reproduced"] * 4 + ["refuted"]
+    cg = list(suitesparse.METHODS).index("cg")
+    seconds[2, 0, cg] = 0.1  # on pf2177 the paper's CG is faster as well
+    assert solver_claims.real_matrices(r).parts == finding.parts
+    seconds[0, 0, cg] = 0.1
+    assert (solver_claims.real_matrices(r).parts or {})["EAGLE, paper steps"] == "in part"
+    seconds[:, 0, 2:] = np.nan  # the others do not get there
+    assert (solver_claims.real_matrices(r).parts or {})["block LQ (default)"] == "reproduced"
+    none = solver_claims.real_matrices(r | {"names": np.array(list("abcde"))})
+    assert none.verdict == claims.NOT_RUN and "dwt_1007" in none.measured
 
 
 @pytest.mark.parametrize(
