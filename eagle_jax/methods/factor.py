@@ -7,12 +7,11 @@ make them orthonormal, clear the rest of them. With orthonormal rows P and a low
 
 full rank     M = U S A, rows equilibrated by powers of two (S) and mixed by an orthogonal U so that leading rows span
               leading directions (RURV: Demmel, Dumitriu, Holtz 2007);  M = L P, R = L, V = U S.
-deficient     A = F P with F = (U S)⁻¹ L of full column rank; Fᴴ = L₂ P₂ in the caller's scaling, which the minimum norm
-              is about; R = L₂ᴴ, V = P₂.
-truncated     where singular values are near rcond ‖A‖: [R, τ I] = L̃ [P₁, ·] holds no squares, and T = P₁ᴴP₁ has the
-              eigenvalues s²/(s² + τ²), above 1/2 just where s > τ. Sharpened to 0 and 1 by Updates it is the projector
-              Π on the leading right singular vectors: R ← L̃, P ← P₁ T⁻¹ Π P, numpy's answer for any rcond that is
-              above rounding.
+deficient     A = F P with F = (U S)⁻¹ L of full column rank in the caller's scaling, which the minimum norm is about.
+              [Fᴴ, τ I] = L̃ [P₁, P₂] holds no squares; P₂ is small if F's singular values are well above τ = rcond ‖A‖,
+              and then R = L̃ᴴ, V = P₁.
+truncated     if not: T = P₁P₁ᴴ has the eigenvalues s²/(s² + τ²), above 1/2 just where s > τ. Sharpened to 0 and 1 by
+              Updates it is a projector Π: V = T⁻¹ Π P₁, numpy's answer for any rcond that is above rounding.
 
 All here is for a fat A (d ≤ n); `Factor` turns a tall one over.
 """
@@ -82,24 +81,23 @@ def largest(A, weights, iterations):
     return jnp.max(sizes.reshape(-1, _PROBES), 1)
 
 
-def inverse_norm(core: Core, weights, limit=None):
-    """About ‖A⁺ diag(w)‖: the Frobenius norm by four probes; above the limit, where it may be as many singular values
-    that are not small, the 2-norm by inverse iterations.
+def inverse_norms(core: Core, weights, limit=np.inf):
+    """About ‖A⁺ diag(w)‖ for each w: the Frobenius norm by probes; where the first is above the limit, which may be as
+    many singular values that are not small, the 2-norm by inverse iterations.
     """
     P, R, V, _ = core
+    weights = jnp.repeat(jnp.stack(weights), _PROBES, 0)
 
     def forth(x):
         return times(matmul(solve_right(x, R), V), weights)
 
     def step(_, carry):
         y = forth(_unit(adjoint(solve_left(R, matmul(V, adjoint(times(carry[0], weights)))))))
-        return _unit(y), jnp.max(lengths(y))
+        return _unit(y), jnp.max(lengths(y).reshape(-1, _PROBES), 1)
 
-    probes = forth(_normals((_PROBES, len(P)), P.dtype))
-    start = _unit(probes), norm(probes) / _PROBES**0.5
-    if limit is None:
-        return start[1]
-    return repeat(jnp.where(start[1] > limit, 3, 0), step, varying_like(start, probes, limit))[1]
+    probes = forth(_normals((len(weights), len(P)), P.dtype))
+    start = _unit(probes), norm(probes.reshape(-1, _PROBES * weights.shape[1]), 1) / _PROBES**0.5
+    return repeat(jnp.where(start[1][0] > limit, 3, 0), step, varying_like(start, probes, limit))[1]
 
 
 def once(needed, function, x):
@@ -107,34 +105,43 @@ def once(needed, function, x):
     return lax.while_loop(lambda c: c[1], lambda c: (function(c[0]), c[1] & False), (x, needed))[0]
 
 
-def _deficient(A, s, core: Core, noise) -> Core:
-    """From diag(1/s) A = F P, P having fewer rows: the complete orthogonal decomposition, Fᴴ = L₂ P₂.
+def _complete(A, s, core: Core, size, tau):
+    """(Core, ‖A⁺‖_F) of diag(1/s) A, of the norm `size`, without singular values at or below tau.
 
-    Rows of Fᴴ that depend on others in this scaling are not kept; they are in R all the same, for `_truncated`.
+    Its rank may be less than the number of its rows.
     """
-    two = lq(times(matmul(core.P, adjoint(A)), 1 / s), Sizes.of(len(core.P)), noise)
-    return Core(core.P, turned(two.T), two.P, jnp.sum(two.kept, dtype=jnp.int32))
+    W, d = core.V.shape
+    kept = jnp.where(jnp.any(core.P != 0, 1), 1, 0).astype(A.dtype)
+    Fh = times(matmul(core.P, adjoint(A)), 1 / s)
+    rows, T, _ = lq(jnp.concatenate([Fh, jnp.diag(times(kept, tau))], 1), Sizes.of(W), tau / 8)
+    P1, P2 = rows[:, :d], rows[:, d:]
+    inverse = safe_divide(norm(P2), tau)
+    clear = inverse * tau < 1 / _CAUTION
+    full = Core(core.P, turned(T), P1, core.rank), inverse
+    # V A renews P: its rows may have been made of nearly dependent ones, with that error in them; A's have none. Where
+    # R⁻¹ raises the rounding of V A beyond it, the old P is the better one.
+    renewable = clear & (inverse * size < epsilon(A.dtype) ** -0.4)
+    full = once(renewable, partial(_renewed, A, s), full)
+    return once(~clear, partial(_truncated, P2=P2, tau=tau), full)
 
 
-def _renewed(A, s, core: Core) -> Core:
-    """P = R⁻¹ V A: the rows that P was made of may have been nearly dependent, with that error in P; A has none."""
-    return core._replace(P=solve_left(core.R, matmul(times(core.V, 1 / s), A)))
+def _renewed(A, s, found):
+    core, inverse = found
+    return core._replace(P=solve_left(core.R, matmul(times(core.V, 1 / s), A))), inverse
 
 
-def _truncated(core: Core, tau) -> Core:
+def _truncated(found, P2, tau):
     """Singular values at or below tau dropped, on both sides: L̃⁻¹ would raise what rounding leaves of them."""
-    P, R, V, _ = core
-    W, dtype = len(P), P.dtype
-    kept = jnp.where(jnp.any(V != 0, 1), 1, 0).astype(dtype)
-    three = lq(jnp.concatenate([R.L, jnp.diag(times(kept, tau))], 1), Sizes.of(W), tau / 8)
-    P1, P2 = three.P[:, :W], three.P[:, W:]
-    T, outside = matmul(adjoint(P1), P1), matmul(adjoint(P2), P2)
-    right, left = _sharpened(jnp.stack([T, jnp.diag(kept) - outside]))
+    (P, R, P1, _), _ = found
+    T, outside = matmul(P1, adjoint(P1)), matmul(adjoint(P2), P2)
+    kept = jnp.diag(jnp.any(P != 0, 1).astype(P.dtype))
+    right, left = lax.map(_sharpened, jnp.stack([T, kept - outside]))
     # T⁻¹ Π by Newton's iteration from 4/3 Π: T is between 1/2 and 1 there, so 1/3 is wrong, then 1/9, ... 2e-8, and
     # what is left of it is refined.
     inverse = repeat(4, lambda _, X: 2 * X - matmul(X, matmul(T, X)), 4 / 3 * right)
+    V = matmul(inverse, P1)
     rank = jnp.round(jnp.real(jnp.trace(right))).astype(jnp.int32)
-    return Core(matmul(matmul(P1, inverse), P), three.T, matmul(left, V), rank)
+    return Core(matmul(left, P), R, V, rank), safe_divide(norm(matmul(adjoint(P2), V)), tau)
 
 
 def _sharpened(T):
@@ -236,27 +243,19 @@ def factorise(A, rcond=None, columns: int = 0) -> Rows:
     core = mixed(A)
     top, lengths_A = jnp.max(s), lengths(A)
     weights, bound = (s / top, top * norm(lengths_A / s)) if given else (ones, norm(lengths_A))
-    inverse = inverse_norm(core, weights, 1 / (_CAUTION * rcond * bound))
+    first, inverse = inverse_norms(core, (weights, s / top), 1 / (_CAUTION * rcond * bound))
     # With rows as scaled, and as the caller has them; accurate where a singular value may be as small as rcond.
-    iterations = jnp.where(_CAUTION * rcond * inverse * bound < 1, 0, 40 if given else 12)
+    iterations = jnp.where(_CAUTION * rcond * first * bound < 1, 0, 40 if given else 12)
     scaled, callers = largest(A, (ones, 1 / s), iterations)
-
-    def deficient(core: Core) -> Core:
-        two = _deficient(A, s, core, noise(A) * callers)
-        fewer = two.rank < core.rank
-        tau = jnp.where(fewer, jnp.maximum(rcond, noise(A)), rcond) * callers
-        limit = 1 / (_CAUTION * tau)
-        inverse = inverse_norm(two, ones, limit)
-        near = fewer | (inverse > limit)
-        core = once(near, partial(_truncated, tau=tau), two)
-        # R⁻¹ raises the rounding of V A: beyond that the old P is the better one.
-        core = once(~near & (inverse * callers < epsilon(A.dtype) ** -0.4), partial(_renewed, A, s), core)
-        return core._replace(V=times(core.V, 1 / s))
-
     spans = _spans(core.P, A, noise(A) * jnp.max(lengths_A))
-    needed = (core.rank < len(A)) | (_CAUTION * rcond * inverse * (top * callers if given else scaled) >= 1)
-    core = once(needed, deficient, core)
-    inverse = inverse_norm(core, s / top) * top
+    tau = jnp.maximum(rcond, noise(A)) * callers
+
+    def complete(found):
+        core, inverse = _complete(A, s, found[0], callers, tau)
+        return core._replace(V=times(core.V, 1 / s)), inverse
+
+    needed = (core.rank < len(A)) | (_CAUTION * rcond * first * (top * callers if given else scaled) >= 1)
+    core, inverse = once(needed, complete, (core, inverse * top))
     return Rows(A, unit, s, core.P, core.R, core.V, core.rank, callers / unit, inverse * unit, spans)
 
 

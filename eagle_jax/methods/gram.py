@@ -29,7 +29,7 @@ from eagle_jax.linalg import (
     varying_like,
     worst,
 )
-from eagle_jax.methods.factor import Answer, Factor, default_rcond, equilibrated, inverse_norm, mixed
+from eagle_jax.methods.factor import Answer, Factor, default_rcond, equilibrated, inverse_norms, mixed
 from eagle_jax.methods.lq import solve_right
 
 # Columns a chunk: what fits a cache, for reading A once and using it twice.
@@ -91,7 +91,7 @@ def gram(A, B, rtol, rcond) -> Answer:
     sizes = jnp.sqrt(jnp.where(scalable, squares, 1))
     s = power_of_two(sizes)
     core = mixed(jnp.where(scalable, times(E, s * s[:, None]), 0))
-    inverse = jnp.sqrt(inverse_norm(core, jnp.ones_like(s)))
+    inverse = jnp.sqrt(inverse_norms(core, (jnp.ones_like(s),))[0])
     size = norm(sizes * s)
     # In rows of equal length; for a given rcond in the caller's, where the least singular value may be less by max(s).
     cut = default_rcond(A) * size if rcond is None else rcond * norm(sizes) * jnp.max(s)
