@@ -29,10 +29,12 @@ from jax import lax
 from eagle_jax.linalg import (
     adjoint,
     epsilon,
+    get,
     lengths,
     matmul,
     norm,
     power_of_two,
+    put,
     real_dtype,
     repeat,
     safe_divide,
@@ -135,7 +137,7 @@ def _truncated(found, P2, tau):
     (P, R, P1, _), _ = found
     T, outside = matmul(P1, adjoint(P1)), matmul(adjoint(P2), P2)
     kept = jnp.diag(jnp.any(P != 0, 1).astype(P.dtype))
-    right, left = lax.map(_sharpened, jnp.stack([T, kept - outside]))
+    right, left = _sharpened(jnp.stack([T, kept - outside]))
     # T⁻¹ Π by Newton's iteration from 4/3 Π: T is between 1/2 and 1 there, so 1/3 is wrong, then 1/9, ... 2e-8, and
     # what is left of it is refined.
     inverse = repeat(4, lambda _, X: 2 * X - matmul(X, matmul(T, X)), 4 / 3 * right)
@@ -144,12 +146,12 @@ def _truncated(found, P2, tau):
     return Core(matmul(left, P), R, V, rank), safe_divide(norm(matmul(adjoint(P2), V)), tau)
 
 
-def _sharpened(T):
-    """The eigenvalues of each T above 1/2 moved to 1, the others to 0: Updates make 2 T - I an isometry."""
-    W = T.shape[-1]
-    eye = jnp.eye(W, dtype=T.dtype)
-    enough = 8 * W**0.5 * epsilon(T.dtype)
-    scales, etas = (jnp.asarray(v, T.dtype) for v in zip(*SETTLE, strict=True))
+def _sharpened(both):
+    """The eigenvalues of each matrix above 1/2 moved to 1, the others to 0: Updates make 2 T - I an isometry."""
+    count, W, _ = both.shape
+    eye = jnp.eye(W, dtype=both.dtype)
+    enough = 8 * W**0.5 * epsilon(both.dtype)
+    scales, etas = (jnp.asarray(v, both.dtype) for v in zip(*SETTLE, strict=True))
 
     def step(i, X):
         return scales[i] * (X - etas[i] * matmul(matmul(X, X), X))
@@ -158,9 +160,13 @@ def _sharpened(T):
         X = repeat(len(SETTLE), step, carry[0])
         return X, norm(matmul(X, X) - eye) / W**0.5, carry[2] + 1
 
-    start = varying_like((2 * T - eye, jnp.ones((), real_dtype(T.dtype)), jnp.zeros((), jnp.int32)), T)
-    X, _, _ = lax.while_loop(lambda c: (c[1] > enough) & (c[2] < 8), cycle, start)
-    return 0.5 * (X + eye)
+    def one(i, both):
+        T = get(both, (1, W, W), i, 0, 0)[0]
+        start = varying_like((2 * T - eye, jnp.ones((), real_dtype(T.dtype)), jnp.zeros((), jnp.int32)), T)
+        X, _, _ = lax.while_loop(lambda c: (c[1] > enough) & (c[2] < 8), cycle, start)
+        return put(both, 0.5 * (X + eye)[None], i, 0, 0)
+
+    return repeat(count, one, both)  # one after the other: half the memory
 
 
 class Rows(NamedTuple):
