@@ -83,7 +83,7 @@ def largest(A, weights, iterations):
     return jnp.max(sizes.reshape(-1, _PROBES), 1)
 
 
-def inverse_norms(core: Core, weights, limit=np.inf):
+def inverse_norms(core: Core, weights, limit: jax.Array | float = np.inf):
     """About ‖A⁺ diag(w)‖ for each w: the Frobenius norm by probes; where the first is above the limit, which may be as
     many singular values that are not small, the 2-norm by inverse iterations.
     """
