@@ -137,7 +137,8 @@ CLAIMS = (
         solver.real_matrices,
         timed=True,
         flags=" --matrix_dir=FOLDER",
-        missing=f"needs --matrix_dir, a folder with {', '.join(f'{name}.mtx' for name in suitesparse.WANTED)}",
+        missing=f"needs --matrix_dir, a folder with {', '.join(f'{name}.mtx' for name in suitesparse.WANTED)}; "
+        "--download fetches them",
     ),
     *EMERGENCE,
 )

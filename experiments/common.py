@@ -37,6 +37,7 @@ from eagle_jax.problems import Problem
 ROOT = Path(__file__).resolve().parent.parent
 TARGET_MSE = 1e-20
 NOT_REACHED = -1
+SECONDS_BETWEEN_LINES = 30  # of progress, where the output is no terminal
 console = Console(stderr=True)
 
 Results = dict[str, Any]
@@ -67,12 +68,23 @@ def progress() -> Iterator[Progress]:
             _display.reset(token)
 
 
+def _in_lines(items: list, description: str) -> Iterator:
+    said = time.monotonic()
+    for i, item in enumerate(items):
+        if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
+            console.print(f"{description}: {i} of {len(items)}", highlight=False, markup=False)
+            said = time.monotonic()
+        yield item
+
+
 def track(items: Iterable, description: str) -> Iterator:
-    """A progress bar on a terminal, plain iteration elsewhere; a line of the surrounding display, if there is one."""
+    """A progress bar on a terminal, of the surrounding display if there is one; elsewhere a line now and then."""
     items, display = list(items), _display.get()
+    if not console.is_terminal:
+        yield from _in_lines(items, description)
+        return
     if display is None:
-        style: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
-        yield from _track(items, description, **style)
+        yield from _track(items, description, console=console, transient=True)
         return
     task = display.add_task(description, total=len(items))
     try:
@@ -378,8 +390,16 @@ def configured(cfg: Any, **given: Any) -> Any:
         raise app.UsageError(str(error)) from None
 
 
-def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any], needed: tuple[str, ...] = ()) -> None:
-    """The command line of one experiment, which ends with its verdicts; `needed` are flags without a default."""
+def launch(
+    item: str,
+    run: Callable[[Any], Results],
+    presets: Mapping[str, Any],
+    needed: tuple[str, ...] = (),
+    instead: Callable[[], bool] = lambda: False,
+) -> None:
+    """The command line of one experiment, which ends with its verdicts; `needed` are flags without a default.
+    `instead` may do something else that the flags ask for, and says so.
+    """
     define_out_flag()
     flags.DEFINE_enum("preset", "default", list(presets), "How much to run.")
     flags.DEFINE_integer("runs", None, "Independent problems per setting, in place of the preset's.", lower_bound=1)
@@ -387,6 +407,8 @@ def launch(item: str, run: Callable[[Any], Results], presets: Mapping[str, Any],
 
     def main(argv: list[str]) -> None:
         begin(argv)
+        if instead():
+            return
         out = out_folder(flags.FLAGS.preset)
         jax.config.update("jax_enable_x64", True)
         cfg = presets[flags.FLAGS.preset]

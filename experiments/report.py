@@ -107,7 +107,7 @@ def kappa_sweep(r: common.Results) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.0))
     kappas, methods = r["kappas"], r["methods"].tolist()
     medians = {}
-    for method in ("cg", "paper", "optimal"):
+    for method in ("cg", "paper"):
         steps = common.nan_unless_reached(r[f"steps_{method}"]).T
         medians[method] = band(left, kappas, steps, method, marker="o", ms=3)
     gd = common.nan_unless_reached(r["steps_gd"])

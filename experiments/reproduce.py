@@ -5,8 +5,8 @@
 Items whose stored results come from the same configuration and the same source are skipped, so an interrupted
 run can be resumed by the same command. Items whose wall time is a result run first and alone, the others --jobs at a
 time: most of a short run is compilation, which does not fill the cores. "full" has the paper's 50 runs, and 10 where
-networks or many machines are run. R1 needs SuiteSparse matrices in a folder. Results go to results/, those of the quick
-preset to results/quick/.
+networks, machines or sketches are run. R1 needs SuiteSparse matrices in a folder. Results go to results/, those of the
+quick preset to results/quick/. It begins with an estimate of the time (`estimate.py`).
 """
 
 import contextlib
@@ -33,6 +33,7 @@ from experiments import (
     early_stopping,
     emergence,
     error_map,
+    estimate,
     families,
     initialisation,
     kappa_sweep,
@@ -65,7 +66,21 @@ def _configured(preset: str, seed: int | None, matrix_dir: str | None) -> list[t
     return pairs if seed is None else [(e, common.configured(cfg, seed=seed)) for e, cfg in pairs]
 
 
-def run_all(preset: str, out: Path, seed: int | None, matrix_dir: str | None, pool: Executor | None) -> list[str]:
+def _expected(pairs: list[tuple[Any, Any]], out: Path, jobs: int) -> str:
+    """How long that will take, the longest first."""
+    waiting = {e.ITEM: cfg for e, cfg in pairs if not common.is_current(out, e.ITEM, cfg)}
+    seconds = estimate.seconds(waiting, out)
+    alone = {e.ITEM for e in (*TIMED, suitesparse)}
+    whole = sum(s if item in alone else s / jobs for item, s in seconds.items())
+    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)
+    said = ", ".join(f"{item} {estimate.spoken(seconds[item])}" for item in longest)
+    unknown = ", ".join(item for item in waiting if item not in seconds)
+    return f"about {estimate.spoken(whole)}: {said or 'nothing to run'}" + (f"; and {unknown}" if unknown else "")
+
+
+def run_all(
+    preset: str, out: Path, seed: int | None, matrix_dir: str | None, pool: Executor | None, jobs: int
+) -> list[str]:
     """Every experiment whose results are not there yet, under one progress display; the names of those that failed."""
     failed = []
 
@@ -78,6 +93,7 @@ def run_all(preset: str, out: Path, seed: int | None, matrix_dir: str | None, po
         display.advance(whole)
 
     pairs = _configured(preset, seed, matrix_dir)
+    _say(_expected(pairs, out, jobs))
     given = {"seed": seed, "matrix_dir": matrix_dir}
     command = f"python -m experiments.reproduce --preset={preset}"
     command += "".join(f" --{name}={value}" for name, value in given.items() if value is not None)
@@ -144,7 +160,7 @@ def reproduce(preset: str, out: Path, seed: int | None = None, matrix_dir: str |
     start = time.perf_counter()
     try:
         with _processes(jobs, preset == "quick") as pool:
-            failed = run_all(preset, out, seed, matrix_dir, pool)
+            failed = run_all(preset, out, seed, matrix_dir, pool, jobs)
             html, path, *figures = conclude(out, pool)
     except KeyboardInterrupt:
         _say(f"interrupted; finished experiments are kept in {out}, and the same command goes on from there")

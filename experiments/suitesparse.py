@@ -1,20 +1,21 @@
 """R1: matrices of the SuiteSparse collection, from a folder of Matrix Market files.
 
     python -m experiments.suitesparse --matrix_dir=FOLDER
+    python -m experiments.suitesparse --download        (fetches the paper's matrices, to matrices/ or --matrix_dir)
 
 Paper (v2): Maragal_4, Maragal_5, pf2177, dwt_1007, bcsstm13, 162bit, N_pid; EAGLE against SVD, CG and LSMR to a
-residual ||W A - B||_F² of 1e-3 ||B||_F². They are at https://sparse.tamu.edu; nothing is fetched.
+residual ||W A - B||_F² of 1e-3 ||B||_F², B and D one row.
 
 Rows and columns are permuted by two pivoted QR factorisations so that A is r x r, r the numerical rank; then D = W C
-exactly, W = B A⁻¹. A matrix of full column rank has no C, and D is empty; one of full row rank is transposed; a square
-nonsingular one has no block to fill and is left out. Every method estimates W to two targets: the paper's, and ten
-times the residual ||W A - B||_F of the SVD, at least 1e-10 ||B||_F. "optimal" is `eagle_jax.estimate` with the loosest
-rtol of RTOLS that meets the target. LSMR works on the sparse A, on at most `lsmr_rows` rows of B, their time scaled up.
+exactly, W = B A⁻¹. B is the longest of the dependent rows, or W A with a random W where these are zero (bcsstm13). A
+matrix of full column rank has no C, and D is empty; one of full row rank is transposed; a square nonsingular one has
+no block to fill and is left out. Every method estimates W to two targets: the paper's, and ten times the residual
+||W A - B||_F of the SVD, at least 1e-10 ||B||_F. "optimal" is `eagle_jax.estimate`, which knows no looser target than
+full accuracy. LSMR works on the sparse A, the others on a dense one.
 """
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,13 +34,12 @@ import eagle_jax
 from eagle_jax import baselines
 from eagle_jax.problems import Problem
 from eagle_jax.spectral import energy_bound
-from experiments import common
+from experiments import common, matrices
 
 ITEM = "suitesparse"
-WANTED = ("Maragal_4", "Maragal_5", "pf2177", "dwt_1007", "bcsstm13", "162bit", "N_pid")
+WANTED = tuple(matrices.PAPERS)
 TARGET, SMALLEST = 1e-3, 1e-20  # of ||W A - B||_F² / ||B||_F²
 MOST_REPEATS = 50
-RTOLS = (1e-1, 1e-2, 1e-4, 1e-8, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +49,9 @@ class Config:
     paper_limit: int = 100
     cg_limit: int = 20_000
     lsmr_limit: int = 20_000
-    lsmr_rows: int = 100
     timing: float = 20.0  # seconds for the repetitions of one matrix and target
     runs: int = 1  # the matrices are given
-    seed: int = 0  # of the rows that LSMR gets
+    seed: int = 0  # of W, where that is made
     matrices: tuple[str, ...] = ()  # names and digests of the files: results are not reused when they change
 
     def __post_init__(self):
@@ -62,7 +61,7 @@ class Config:
 
 
 PRESETS = {
-    "quick": Config(most_entries=10**5, cg_limit=2_000, lsmr_limit=2_000, lsmr_rows=20, timing=1.0),
+    "quick": Config(most_entries=10**5, cg_limit=2_000, lsmr_limit=2_000, timing=1.0),
     "default": Config(most_entries=10**7),
     "full": Config(),
 }
@@ -73,8 +72,8 @@ def files(folder: str | Path) -> list[Path]:
     found = sorted(p for p in Path(folder).rglob("*.mtx*") if p.name.endswith((".mtx", ".mtx.gz")))
     if not found:
         raise FileNotFoundError(
-            f"matrix_dir={folder}: no .mtx or .mtx.gz file there or below; the paper's are {', '.join(WANTED)}, at "
-            "https://sparse.tamu.edu"
+            f"matrix_dir={folder}: no .mtx or .mtx.gz file there or below; the paper's are {', '.join(WANTED)}; "
+            "python -m experiments.suitesparse --download fetches them"
         )
     # NAME.mtx beside NAME.mtx.gz is one matrix
     return list({name_of(path): path for path in reversed(found)}.values())[::-1]
@@ -91,16 +90,19 @@ def numerical_rank(X: np.ndarray) -> tuple[int, np.ndarray]:
     return int((sizes > np.finfo(float).eps * max(X.shape) * sizes.max(initial=0.0)).sum()), columns
 
 
-def full_rank_block(X: np.ndarray) -> Problem | None:
-    """[[A, C], [B, D]] with A of size and rank r; None if X is square and nonsingular."""
+def full_rank_block(X: np.ndarray, seed: int = 0) -> Problem | None:
+    """[[A, C], [B, D]] with A of size and rank r, B and D one row; None if X is square and nonsingular."""
     rank, columns = numerical_rank(X)
     if rank == X.shape[0]:
         if rank == X.shape[1]:
             return None
-        return full_rank_block(X.T)
+        return full_rank_block(X.T, seed)
     _, rows = numerical_rank(X[:, columns[:rank]].T)
     X = X[rows][:, columns]
-    return Problem(*eagle_jax.Blocks.split(jnp.asarray(X), rank, rank))
+    row = X[rank + int(np.argmax(np.linalg.norm(X[rank:, :rank], axis=1)))]
+    if not row.any():
+        row = np.random.default_rng(seed).standard_normal(rank) @ X[:rank]
+    return Problem(*eagle_jax.Blocks.split(jnp.asarray(np.vstack([X[:rank], row])), rank, rank))
 
 
 def residual(W, A, B) -> float:
@@ -109,12 +111,11 @@ def residual(W, A, B) -> float:
 
 
 class Attempt(NamedTuple):
-    """One method at one target: W (None if missed), how to time it, or how long it took."""
+    """One method at one target: W and how to time it; None if missed."""
 
     W: Any
     steps: int
     run: Callable | None = None
-    seconds: float = math.nan
 
 
 MISSED = Attempt(None, common.NOT_REACHED)
@@ -131,12 +132,10 @@ def by_svd(p: Problem, target: float, cfg: Config) -> Attempt:
 
 
 def by_optimal(p: Problem, target: float, cfg: Config) -> Attempt:
-    for rtol in RTOLS:
-        solution = eagle_jax.estimate(p.A, p.B, rtol=rtol)
-        if residual(solution.value, p.A, p.B) <= target:
-            run = lambda p, rtol=rtol: eagle_jax.estimate(p.A, p.B, rtol=rtol).value  # noqa: E731
-            return Attempt(solution.value, int(solution.stats.steps), run)
-    return MISSED
+    solution = eagle_jax.estimate(p.A, p.B)
+    if residual(solution.value, p.A, p.B) > target:
+        return MISSED
+    return Attempt(solution.value, int(solution.stats.steps), lambda p: eagle_jax.estimate(p.A, p.B).value)
 
 
 @jax.jit
@@ -178,21 +177,13 @@ def by_cg(p: Problem, target: float, cfg: Config) -> Attempt:
 
 
 def by_lsmr(p: Problem, target: float, cfg: Config) -> Attempt:
-    """Row by row to the same relative residual, on the sparse A; steps are the most that a row took."""
-    A, B = np.asarray(p.A), np.asarray(p.B)
+    A, b = np.asarray(p.A), np.asarray(p.B)[0]
     At = scipy.sparse.csr_array(A.T)
-    chosen = np.random.default_rng(cfg.seed).permutation(np.flatnonzero(B.any(axis=1)))[: cfg.lsmr_rows]
-    start = time.perf_counter()
-    rows = [
-        scipy.sparse.linalg.lsmr(At, b, atol=0, btol=target**0.5, conlim=0, maxiter=cfg.lsmr_limit) for b in B[chosen]
-    ]
-    seconds = (time.perf_counter() - start) * len(B) / len(chosen)
-    W = np.stack([row[0] for row in rows])
+    run = lambda p: scipy.sparse.linalg.lsmr(At, b, atol=0, btol=target**0.5, conlim=0, maxiter=cfg.lsmr_limit)  # noqa: E731
+    W, _, steps, *_ = run(p)
     # its running estimate of the residual is a little off
-    if residual(W, A, B[chosen]) > 1.1 * target:
-        return MISSED
-    whole = W[np.argsort(chosen)] if len(chosen) == len(B) else None
-    return Attempt(whole, max(row[2] for row in rows), seconds=seconds)
+    missed = residual(W[None], p.A, p.B) > 1.1 * target
+    return MISSED if missed else Attempt(W[None], int(steps), lambda p: run(p)[0])
 
 
 METHODS: dict[str, Callable[[Problem, float, Config], Attempt]] = {
@@ -220,7 +211,7 @@ def measure(p: Problem, cfg: Config) -> dict[str, np.ndarray]:
         seconds = common.interleaved_seconds(timed, p, int(np.clip(cfg.timing / once, 1, MOST_REPEATS)))
         rows.append(
             {
-                "seconds": [seconds.get(name, attempt.seconds) for name, attempt in attempts.items()],
+                "seconds": [seconds.get(name, math.nan) for name in attempts],
                 "steps": [attempt.steps for attempt in attempts.values()],
                 "error": [error_of_D(attempt.W, p) for attempt in attempts.values()],
             }
@@ -230,7 +221,7 @@ def measure(p: Problem, cfg: Config) -> dict[str, np.ndarray]:
     return results | {"kappa": kappa, "rank": np.array(len(p.A)), "accurate": np.array(accurate), "status": status}
 
 
-def read(path: Path, most_entries: int) -> tuple[tuple[int, int], Problem | str]:
+def read(path: Path, most_entries: int, seed: int = 0) -> tuple[tuple[int, int], Problem | str]:
     """Its size, and the problem made of it or why there is none."""
     try:
         rows, columns, _, _, field, _ = scipy.io.mminfo(path)
@@ -246,16 +237,13 @@ def read(path: Path, most_entries: int) -> tuple[tuple[int, int], Problem | str]
         raise ValueError(f"{path} has entries that are not finite; mend or remove it")
     if not X.any():
         return shape, "zero"
-    problem = full_rank_block(X / np.abs(X).max())
-    if problem is None:
-        return shape, "square and nonsingular"
-    return shape, problem if problem.B.any() else "its dependent rows are zero"
+    return shape, full_rank_block(X / np.abs(X).max(), seed) or "square and nonsingular"
 
 
 def run(cfg: Config) -> common.Results:
     rows, names, shapes, skipped = [], [], [], []
     for path in common.track(files(cfg.matrix_dir), "R1 SuiteSparse"):
-        shape, problem = read(path, cfg.most_entries)
+        shape, problem = read(path, cfg.most_entries, cfg.seed)
         if isinstance(problem, str):
             skipped.append(f"{name_of(path)} ({problem})")
             continue
@@ -275,9 +263,19 @@ def define_flag() -> None:
     flags.register_validator("matrix_dir", lambda folder: folder != "", "is empty; expected a folder")
 
 
+def fetched() -> bool:
+    """Whether that was asked for."""
+    if flags.FLAGS.download:
+        folder = Path(flags.FLAGS.matrix_dir or "matrices")
+        matrices.download(folder)
+        common.console.print(f"python -m experiments.{ITEM} --matrix_dir={folder} runs R1 on them", highlight=False)
+    return flags.FLAGS.download
+
+
 def main() -> None:
     define_flag()
-    common.launch(ITEM, run, PRESETS, needed=("matrix_dir",))
+    flags.DEFINE_boolean("download", False, "Fetch the paper's matrices, and end.")
+    common.launch(ITEM, run, PRESETS, needed=("matrix_dir",), instead=fetched)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,13 @@ def test_loops_inside_are_lines_of_the_same_display(monkeypatch):
     assert list(common.track(range(3), "alone")) == [0, 1, 2]
 
 
+def test_progress_is_seen_without_a_terminal(monkeypatch, capsys):
+    assert list(common.track("abc", "quick")) == list("abc") and capsys.readouterr().err == ""
+    monkeypatch.setattr(common, "SECONDS_BETWEEN_LINES", 0)
+    assert list(common.track("abc", "slow")) == list("abc")
+    assert capsys.readouterr().err.splitlines() == [f"slow: {i} of 3" for i in range(3)]
+
+
 WAIT = """
 import time
 from experiments import reproduce

@@ -33,7 +33,7 @@ def test_block_has_full_rank_and_fixes_the_rest(shape):
     rows, columns, rank = shape
     if rank == rows:  # transposed: B would be empty
         rows, columns = columns, rows
-    assert A.shape == (rank, rank) and np.linalg.matrix_rank(A) == rank and D.shape == (rows - rank, columns - rank)
+    assert A.shape == (rank, rank) and np.linalg.matrix_rank(A) == rank and D.shape == (1, columns - rank)
     np.testing.assert_allclose(B @ np.linalg.solve(A, C), D, atol=1e-10)
 
 
@@ -43,6 +43,14 @@ def test_leading_columns_need_not_be_independent():
     X[1] = 0
     A, *_ = block(X)
     assert np.linalg.cond(A) < 1e3
+
+
+def test_where_the_dependent_rows_are_zero_there_is_a_row_all_the_same():
+    X = np.zeros((5, 4))
+    X[1:4, 1:] = low_rank(3, 3, 3)
+    A, B, C, D = block(X)
+    assert A.shape == (3, 3) and np.linalg.norm(B) > 0
+    np.testing.assert_allclose(B @ np.linalg.solve(A, C), D, atol=1e-10)
 
 
 def test_a_nonsingular_square_matrix_has_nothing_to_fill():
@@ -116,7 +124,6 @@ def test_only_the_papers_matrices_decide():
     ("X", "reason"),
     [
         (np.zeros((4, 3)), "zero"),
-        (np.diag([1.0, 2.0, 0.0]), "its dependent rows are zero"),
         (np.eye(3) * 1j, "complex"),
         (np.eye(3), "square and nonsingular"),
     ],

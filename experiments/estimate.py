@@ -1,0 +1,57 @@
+"""How long experiments will take: from models of their work, scaled by what this machine took before.
+
+SECONDS are of 2 CPU cores with nothing else to do: what a short run of each preset took, a start (compilation, mostly)
+and the work after it. Where results of an experiment are stored, from any preset, its model is scaled to their time;
+the others by the median of these scales.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+SECONDS: dict[str, Callable[[Any], float]] = {
+    "convergence": lambda c: 5 + 0.1 * c.runs,
+    "kappa_sweep": lambda c: 6 + len(c.kappas) * (5e-6 * c.runs * c.cg_cap + 3e-5 * c.gd_cap),
+    "ranks": lambda c: 8 + 0.4 * c.runs + 45 * c.large_runs * (c.large_n / 1920) ** 3,
+    "families": lambda c: 8 + 1e-3 * c.runs * c.cg_steps,
+    "step_sizes": lambda c: 8 + 0.1 * c.runs,
+    "stopping": lambda c: 8 + 0.1 * c.runs,
+    "error_map": lambda c: 6 + 0.3 * c.runs * len(c.exponents),
+    "early_stopping": lambda c: 8 + 1e-3 * c.runs * c.gd_steps,
+    "diversity": lambda c: 20 + c.runs * len(c.alphas) * 1e-4 * sum(c.caps) + 10 * c.large_runs * (c.large / 1000) ** 3,
+    "sketching": lambda c: 20 + c.runs * len(c.kappas) * (2e-2 * c.steps + 1e-4 * c.sgd_steps + 1e-3 * c.cg_steps),
+    "emergence": lambda c: 20 + 2e-3 * c.runs * c.tasks,
+    "initialisation": lambda c: 5 + 1e-3 * c.runs * c.tasks,
+    "transfer": lambda c: 8 + 1e-2 * c.runs * c.tasks,
+    "restart": lambda c: 40 + c.runs * len(c.regimes) * (2e-2 * c.steps + 2e-2 * c.tune_steps + 2e-3 * c.tasks),
+}
+
+
+def scales(out: Path) -> dict[str, float]:
+    """Measured over modelled time of what is stored in `out` or its folder for quick looks."""
+    found = {}
+    for item, seconds in SECONDS.items():
+        for path in (out / "quick" / f"{item}.json", out / f"{item}.json"):
+            try:
+                about = json.loads(path.read_text(encoding="utf-8"))
+                found[item] = about["wall_seconds"] / seconds(SimpleNamespace(**about["config"]))
+            except (OSError, ValueError, KeyError, AttributeError):  # none, or of a configuration with other fields
+                continue
+    return found
+
+
+def seconds(wanted: Mapping[str, Any], out: Path) -> dict[str, float]:
+    """Item -> seconds, for the configurations in `wanted` that have a model."""
+    measured = scales(out)
+    usual = statistics.median(measured.values()) if measured else 1.0
+    return {item: SECONDS[item](cfg) * measured.get(item, usual) for item, cfg in wanted.items() if item in SECONDS}
+
+
+def spoken(duration: float) -> str:
+    """90 s, 12 min, 3.5 h."""
+    if duration < 100:
+        return f"{duration:.0f} s"
+    return f"{duration / 60:.0f} min" if duration < 6000 else f"{duration / 3600:.1f} h"
