@@ -7,11 +7,12 @@ Paper (v2): Maragal_4, Maragal_5, pf2177, dwt_1007, bcsstm13, 162bit, N_pid; EAG
 residual ||W A - B||_F² of 1e-3 ||B||_F², B and D one row.
 
 Rows and columns are permuted by two pivoted QR factorisations so that A is r x r, r the numerical rank; then D = W C
-exactly, W = B A⁻¹. B is the longest of the dependent rows, or W A with a random W where these are zero (bcsstm13). A
-matrix of full column rank has no C, and D is empty; one of full row rank is transposed; a square nonsingular one has
-no block to fill and is left out. Every method estimates W to two targets: the paper's, and ten times the residual
-||W A - B||_F of the SVD, at least 1e-10 ||B||_F. "optimal" is `eagle_jax.estimate`, which knows no looser target than
-full accuracy. LSMR works on the sparse A, the others on a dense one.
+exactly, W = B A⁻¹. B is the longest of the dependent rows, of those with a D other than 0 if there are any; or W A with
+a random W where they are zero (bcsstm13). A matrix of full column rank has no C, and D is empty; one of full row rank
+is transposed; a square nonsingular one has no block to fill and is left out. Every method estimates W to two targets:
+the paper's, and ten times the residual ||W A - B||_F of the SVD, at least 1e-10 ||B||_F. "optimal" is
+`eagle_jax.estimate`, which knows no looser target than full accuracy. LSMR works on the sparse A, the others on a dense
+one.
 """
 
 import dataclasses
@@ -99,7 +100,10 @@ def full_rank_block(X: np.ndarray, seed: int = 0) -> Problem | None:
         return full_rank_block(X.T, seed)
     _, rows = numerical_rank(X[:, columns[:rank]].T)
     X = X[rows][:, columns]
-    row = X[rank + int(np.argmax(np.linalg.norm(X[rank:, :rank], axis=1)))]
+    dependent = X[rank:]
+    with_D = dependent[dependent[:, rank:].any(axis=1)]
+    dependent = with_D if len(with_D) else dependent
+    row = dependent[np.argmax(np.linalg.norm(dependent[:, :rank], axis=1))]
     if not row.any():
         row = np.random.default_rng(seed).standard_normal(rank) @ X[:rank]
     return Problem(*eagle_jax.Blocks.split(jnp.asarray(np.vstack([X[:rank], row])), rank, rank))

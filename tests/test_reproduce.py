@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments import common, reproduce, stopping, suitesparse
+from experiments import common, estimate, reproduce, stopping, suitesparse
 from tests.helpers import stopping_results
 
 
@@ -52,7 +52,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_report(experiments, tmp_pa
     reproduce.reproduce("quick", tmp_path)
     said = " ".join(capsys.readouterr().err.split())
     assert len(experiments) == 1 and "[1/2] stopping: stored results are current" in said
-    assert "N10" in said and "refuted" in said and "report.html" in said
+    assert ": convergence " in said and "N10" in said and "refuted" in said and "report.html" in said
     assert (tmp_path / "report.html").stat().st_size > 10_000 and (tmp_path / "claims.json").exists()
 
 
@@ -141,3 +141,24 @@ def test_help_lists_the_flags(module, flag):
     command = [sys.executable, "-m", f"experiments.{module}", "--help"]
     shown = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True, timeout=120).stdout
     assert flag in shown and "--out" in shown
+
+
+def test_every_experiment_has_an_estimate_that_grows_with_the_preset():
+    for experiment in reproduce.EXPERIMENTS:
+        quick, default, full = (estimate.SECONDS[experiment.ITEM](experiment.PRESETS[p]) for p in reproduce.NAMES)
+        assert 0 < quick <= default <= full, experiment.ITEM
+
+
+def test_estimates_are_scaled_to_what_this_machine_took(tmp_path):
+    short, long = stopping.Config(runs=2), stopping.Config(runs=100)
+    model = estimate.SECONDS["stopping"]
+    other = {"convergence": Interrupted.PRESETS["quick"]}
+    assert estimate.seconds({"stopping": long, "unheard_of": None}, tmp_path) == {"stopping": model(long)}
+    common.save(tmp_path, "stopping", short, stopping_results(), 3 * model(short), "a command", "digest")
+    assert estimate.seconds({"stopping": long}, tmp_path)["stopping"] == pytest.approx(3 * model(long), rel=1e-2)
+    scaled = estimate.seconds(other, tmp_path)["convergence"]
+    assert scaled == pytest.approx(3 * estimate.SECONDS["convergence"](other["convergence"]), rel=1e-2)
+    about = (tmp_path / "stopping.json").read_text().replace('"runs"', '"problems"')
+    (tmp_path / "stopping.json").write_text(about)  # a configuration of other code
+    assert estimate.scales(tmp_path) == {}
+    assert [estimate.spoken(x) for x in (30, 720, 12_600)] == ["30 s", "12 min", "3.5 h"]
