@@ -45,6 +45,14 @@ def test_leading_columns_need_not_be_independent():
     assert np.linalg.cond(A) < 1e3
 
 
+def test_the_row_is_one_whose_D_is_not_zero():
+    X = np.diag([3.0, 2.0, 1.0, 0, 0, 0])[:, :5]
+    X[:3, 4] = 0.5 * X[:3, 0]  # a dependent column
+    X[4, :3], X[5, [0, 4]] = (0, 1, 0.5), (0.2, 0.1)  # a long row without a part in that column, a short one with it
+    *_, D = block(X)
+    assert D.shape == (1, 2) and np.abs(D).max() > 0
+
+
 def test_where_the_dependent_rows_are_zero_there_is_a_row_all_the_same():
     X = np.zeros((5, 4))
     X[1:4, 1:] = low_rank(3, 3, 3)
