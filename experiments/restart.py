@@ -79,9 +79,10 @@ def train_on(run: Pretrained, weights: Weights, cfg: Config) -> Weights:
 
 @partial(jax.jit, static_argnums=0)
 def _tuned_logs(config: TrainConfig, logs, S, keys):
-    """Adam on the logarithms of eta and gamma, one step for each key."""
+    """Adam on the logarithms of eta and gamma, one step for each key; a batch that overflows is left out."""
     architecture = config.architecture
     optimiser = optax.chain(optax.clip_by_global_norm(config.clip), optax.adam(1e-2))
+    optimiser = optax.apply_if_finite(optimiser, len(keys))
 
     def loss(logs, key):
         blocks, _, wanted = training.sample(config, jax.random.split(key, config.batch))

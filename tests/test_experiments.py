@@ -8,11 +8,13 @@ import os
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
 
 import eagle_jax
+from eagle_jax import training
 from experiments import (
     claims,
     common,
@@ -358,3 +360,12 @@ def test_a_figure_older_than_its_results_is_not_shown(tmp_path):
     assert shown() == "figures/n10_stopping.png"
     os.utime(tmp_path / "figures" / "n10_stopping.png", (0, 0))
     assert shown() is None
+
+
+def test_a_batch_that_overflows_does_not_spoil_tuned_steps(cheap_compilation):
+    config = training.TrainConfig(batch=4)
+    start = jnp.full((2, config.architecture.layers), 30, jnp.float32)  # logarithms
+    keys = jax.random.split(jax.random.key(0), 2)
+    with jax.numpy_dtype_promotion("standard"):
+        np.testing.assert_array_equal(restart._tuned_logs(config, start, None, keys), start)
+        assert (restart._tuned_logs(config, start - 34, None, keys) != start - 34).any()
