@@ -57,6 +57,27 @@ def update(
     )
 
 
+def update_ahead(state: State, rho, eta, gamma, *, S, T) -> State:
+    """Update, but the columns that it conditions are A T instead of those that it reads, A S.
+
+        As = A S,  Bs = B S
+        A' = A - eta rho As As^T A T T^T       C' = C - gamma rho As As^T C
+        B' = B - eta rho Bs As^T A T T^T       D' = D + gamma rho Bs As^T C
+
+    T = S is Update. With T for columns that later steps read, these are cleared of what was read, as C is: deflation.
+    It is what the computation-limited network does (ahead.py), and B = W A and D + W C stay what they are, too.
+    """
+    A, B, C, D = state
+    As, Bs = sketched(A, S), sketched(B, S)
+    AtA, AtC = matmul(As.T, sketched(A, T)), matmul(As.T, C)
+    return State(
+        _plus_lifted(A, -eta * rho * matmul(As, AtA), T),
+        _plus_lifted(B, -eta * rho * matmul(Bs, AtA), T),
+        C - gamma * rho * matmul(As, AtC),
+        D + gamma * rho * matmul(Bs, AtC),
+    )
+
+
 def update_estimate(A, B, W, rho, eta, gamma, *, S=None, reduce: Callable = _identity, frozen: bool = False):
     """The estimation form: same A' and B', and W' = W - gamma rho (W As - Bs) As^T.
 

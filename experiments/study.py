@@ -45,7 +45,8 @@ class Study(TrainConfig):
       share: "layer": W_VP's leading block is a multiple of W_QK's, as in the paper's form; "all": the multiples are of
         one matrix for all layers; "next": it is a multiple of the next layer's W_QK; "no": free.
       one_read: W_K = W_Q.
-      begin: the initial weights: "normal"; "symmetric" (W_K = W_Q, and W_P = -W_V); "orthogonal" columns.
+      begin: the initial weights: "normal"; "symmetric" (W_K = W_Q, and W_P = -W_V into the own block: no direction
+        starts with the wrong sign); "orthogonal" columns.
       decay: the learning rate falls to 0 along a cosine.
       noisy: the share of the tasks that has the noise.
     """
@@ -62,21 +63,20 @@ class Study(TrainConfig):
         for name, known in (("share", SHARES), ("begin", STARTS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r}; expected one of {known}")
-        if (self.share != "no" or self.one_read or self.begin != "normal") and not self._narrow:
+        if self.share != "no" and self.architecture.regime != "computation_limited":
             raise ValueError(f"regime={self.architecture.regime!r}; only 'computation_limited' has tied weights")
+        if (self.one_read or self.begin != "normal") and self.architecture.regime == "estimation":
+            raise ValueError("regime='estimation' has no symmetric form")
         if not 0 < self.noisy <= 1:
             raise ValueError(f"noisy={self.noisy}; expected a share, above 0 and at most 1")
-
-    @property
-    def _narrow(self) -> bool:
-        return self.architecture.regime == "computation_limited"
 
     def start(self, key: jax.Array) -> Any:
         weights = super().start(key)
         if self.begin == "orthogonal":
             weights = jax.tree.map(partial(_orthogonal, std=self.std), weights)
         if self.begin == "symmetric":
-            weights = weights._replace(key=jnp.copy(weights.query), projection=-weights.value)  # donated: no aliases
+            projection = -own(weights.value, self.architecture)
+            weights = weights._replace(key=jnp.copy(weights.query), projection=projection)  # donated: no aliases
         return weights if self.share == "no" else Tied(weights, -jnp.ones(self.architecture.layers))
 
     def network(self, trained: Any) -> Weights:
@@ -93,6 +93,14 @@ class Study(TrainConfig):
             return super().tasks(keys)
         parts = training.draw(self, keys[:count], self.noise), training.draw(self, keys[count:], 0.0)
         return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+
+def own(value: jax.Array, architecture: Architecture) -> jax.Array:
+    """A projection that writes into the own block as `value` reads, and nowhere else."""
+    layers, _, w, k = value.shape
+    M = architecture.blocks
+    into = jnp.eye(M, dtype=value.dtype)[:, :, None, None] * value[:, :, None]
+    return into.reshape(layers, -1, M * w, k)
 
 
 def _orthogonal(w: jax.Array, std: float) -> jax.Array:
