@@ -41,7 +41,7 @@ class TrainConfig:
     architecture: Architecture = dataclasses.field(default_factory=Architecture)
     seed: int = 0
     noise: float = 0.0
-    std: float = 0.1
+    std: float = 0.02
     steps: int = 20_000
     batch: int = 1024
     learning_rate: float = 1e-3

@@ -132,7 +132,7 @@ class Architecture:
 class Transformer(nnx.Module):
     """Flax container: `Transformer(Architecture("distributed"), rngs=nnx.Rngs(0))(Z)` runs all layers on one Z."""
 
-    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs, std: float = 0.1):
+    def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs, std: float = 0.02):
         self.architecture = architecture
         weights = architecture.init(rngs.params(), std)
         self.query = nnx.Param(weights.query)

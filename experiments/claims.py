@@ -22,6 +22,7 @@ from experiments import common, suitesparse
 from experiments import emergence_claims as emergence
 from experiments import regime_claims as regimes
 from experiments import solver_claims as solver
+from experiments import study_claims as study
 from experiments.ledger import LEDGER, Entry
 from experiments.verdicts import IN_PART, NOT_RUN, REFUTED, REPRODUCED, STRONGER, WEAKER, Finding, in_words
 
@@ -60,9 +61,12 @@ EMERGENCE = tuple(
             ("E13", "estimation network = its form", "its updates", "e13_estimation", emergence.estimation),
         ),
         "initialisation": (
-            ("E14", "sign and std decide what emerges", "ours", "e14_initialisation", emergence.initialisation),
+            ("E14", "sign and std decide what emerges", "ours", "e14_initialisation", study.initialisation),
         ),
         "transfer": (("E15", "an algorithm, not a table", "ours", "e15_transfer", emergence.algorithm_or_table),),
+        "computation_limited": (
+            ("E17", "C-L conditions what later layers read", "ours", "e17_computation_limited", study.read_ahead),
+        ),
         "restart": (("E16", "the form is what training wants", "ours", "e16_restart", emergence.form_or_accident),),
     }.items()
     for id, statement, paper, figure, rule in claims

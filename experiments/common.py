@@ -175,7 +175,7 @@ def source_digest(item: str) -> str:
     sources = sorted(_with_imports(item, set()))
     paths = [*sorted((ROOT / "eagle_jax").glob("*.py")), *(ROOT / "experiments" / f"{name}.py" for name in sources)]
     if any("pretrained" in path.read_text(encoding="utf-8") for path in paths[-len(sources) :]):
-        paths += sorted((ROOT / "eagle_jax" / "pretrained").glob("*.npz"))
+        paths += sorted((ROOT / "eagle_jax" / "pretrained").rglob("*.npz"))
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.read_bytes())

@@ -18,16 +18,12 @@ import optax
 
 from eagle_jax import ahead, extraction, pretrained, problems, training
 from eagle_jax.pretrained import Pretrained
-from eagle_jax.training import TrainConfig
-from eagle_jax.transformer import Architecture
 from eagle_jax.update import State, update_ahead
-from experiments import common, emergence
-from experiments.study import Study
+from experiments import common, emergence, study
 
 ITEM = "computation_limited"
 FORMS = ("own", "ahead", "flat", "general")
 METHODS = ("paper", "one", "next", "others", "all")
-FOLDER = pretrained.FOLDER / "study"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +37,13 @@ class Config:
         (18, 5, 4, 0.0),
         (18, 5, 4, 0.01),
         (60, 15, 4, 0.0),
-        (60, 15, 8, 0.0),
         (60, 8, 8, 0.0),
         (240, 60, 4, 0.0),
     )
-    train_steps: int = 400
-    entries: int = 500_000  # of A in a batch
+    train_steps: int = 800
+    entries: int = 300_000  # of A in a batch
     models: tuple[str, ...] = dataclasses.field(default_factory=lambda: tuple(pretrained.available()))
-    studies: tuple[str, ...] = dataclasses.field(default_factory=lambda: studies())
-
-
-def studies() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.npz")))
+    studies: tuple[str, ...] = dataclasses.field(default_factory=lambda: study.shipped())
 
 
 # ---- the shipped networks -----------------------------------------------------------------------------------
@@ -97,17 +88,6 @@ def measure(run: Pretrained, cfg: Config) -> dict:
 # ---- networks that were trained otherwise -------------------------------------------------------------------
 
 
-def setting(config: TrainConfig) -> str:
-    """What differs from the usual training, but the seed; a TrainConfig has the same names."""
-    usual, changes = Study(Architecture("computation_limited"), seed=config.seed), []
-    for mine, theirs in ((config.architecture, usual.architecture), (config, usual)):
-        for field in dataclasses.fields(mine):
-            value = getattr(mine, field.name)
-            if field.name != "architecture" and value != getattr(theirs, field.name):
-                changes.append(f"{field.name}={value}")
-    return " ".join(changes) or "as usual"
-
-
 def studied(run: Pretrained, cfg: Config) -> dict:
     """Error and structure of one network on tasks of its own kind."""
     architecture = run.config.architecture
@@ -118,7 +98,7 @@ def studied(run: Pretrained, cfg: Config) -> dict:
     found = emergence.sketching(p, architecture)["difference"][:-1]
     later = ahead.shares(p, architecture)
     return {
-        "study_setting": setting(run.config),
+        "study_setting": study.setting(run.config),
         "study_difference": np.array([found.min(), np.median(found), found.max()]),
         "study_kappa": kappa[[0, -2]],
         "study_mse": np.median(emergence.errors(architecture, history, wanted)[-1]),
@@ -211,7 +191,7 @@ def run(cfg: Config) -> common.Results:
         usual += networks
         rows = [measure(r, cfg) for r in common.track(networks, f"E17 {tag}")]
         results |= {f"{tag}_{name}": np.stack([row[name] for row in rows]) for name in (rows[0] if rows else ())}
-    others = [pretrained.read(FOLDER / f"{name}.npz", Study) for name in cfg.studies]
+    others = [pretrained.read(study.FOLDER / f"{name}.npz", study.Study) for name in cfg.studies]
     rows = [studied(r, cfg) for r in common.track(usual + others, "E17 settings")]
     results |= {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
     results["sizes"] = np.array(cfg.sizes)
@@ -222,8 +202,8 @@ def run(cfg: Config) -> common.Results:
 
 PRESETS = {
     "quick": Config(tasks=256, runs=1, sizes=((18, 5, 4, 0.0),), train_steps=50),
-    "default": Config(tasks=1024),
-    "full": Config(train_steps=1500),
+    "default": Config(tasks=512, sizes=(*Config.sizes[:2], Config.sizes[3]), train_steps=200, entries=150_000),
+    "full": Config(),
 }
 
 

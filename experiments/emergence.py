@@ -20,6 +20,7 @@ from eagle_jax import estimation_network, extraction, pretrained, training
 from eagle_jax.blocks import Blocks
 from eagle_jax.extraction import Extracted, Products
 from eagle_jax.pretrained import Pretrained
+from eagle_jax.training import TrainConfig
 from eagle_jax.transformer import Architecture
 from experiments import common
 
@@ -43,25 +44,25 @@ class Config:
 
 PRESETS = {"quick": Config(tasks=256, runs=1), "default": Config(tasks=2048), "full": Config()}
 
-# tag in the results: (regime, heads, variance of the noise)
+# tag in the results: (regime, heads, variance of the noise, initial standard deviation)
 SETTINGS = {
-    "U": ("unconstrained", 1, 0.0),
-    "D": ("distributed", 1, 0.0),
-    "CL": ("computation_limited", 1, 0.0),
-    "Un": ("unconstrained", 1, 0.01),
-    "Dn": ("distributed", 1, 0.01),
-    "CLn": ("computation_limited", 1, 0.01),
-    "U8": ("unconstrained", 8, 0.0),
-    "E": ("estimation", 1, 0.0),
+    "U": ("unconstrained", 1, 0.0, TrainConfig.std),
+    "D": ("distributed", 1, 0.0, TrainConfig.std),
+    "CL": ("computation_limited", 1, 0.0, TrainConfig.std),
+    "Un": ("unconstrained", 1, 0.01, 0.1),
+    "Dn": ("distributed", 1, 0.01, 0.1),
+    "CLn": ("computation_limited", 1, 0.01, 0.1),
+    "U8": ("unconstrained", 8, 0.0, 0.1),
+    "E": ("estimation", 1, 0.0, 0.1),
 }
 
 
 def shipped(cfg: Config, tag: str) -> list[Pretrained]:
-    """The runs of a setting with the paper's sign and initialisation, by seed."""
+    """The runs of a setting with the paper's sign, by seed."""
     found = [pretrained.read(pretrained.FOLDER / f"{name}.npz") for name in cfg.models]
-    wanted = lambda c: (c.architecture.regime, c.architecture.heads, c.noise) == SETTINGS[tag]  # noqa: E731
-    usual = lambda c: (c.architecture.sign, c.std) == (-1, 0.1)  # noqa: E731
-    return sorted((r for r in found if wanted(r.config) and usual(r.config)), key=lambda r: r.config.seed)[: cfg.runs]
+    wanted = lambda c: (c.architecture.regime, c.architecture.heads, c.noise, c.std) == SETTINGS[tag]  # noqa: E731
+    usual = (r for r in found if wanted(r.config) and r.config.architecture.sign == Architecture.sign)
+    return sorted(usual, key=lambda r: r.config.seed)[: cfg.runs]
 
 
 def sample(run: Pretrained, cfg: Config) -> tuple[Blocks, jax.Array, jax.Array]:

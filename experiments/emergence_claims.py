@@ -1,4 +1,4 @@
-"""Verdicts on E1-E16, by rules in code, from the stored results of emergence, restart, transfer and initialisation.
+"""Verdicts on E1-E13, E15 and E16, by rules in code, from the stored results of emergence, restart and transfer.
 
 Numbers are medians over the shipped seeds: in a mean, one network that diverges on a task outweighs all others. The
 last layer's a2 is left out wherever it would enter: the loss does not see it, because nothing reads A and B after it.
@@ -344,28 +344,6 @@ def estimation(r: common.Results) -> Finding:
     )
     parts = {"the form": holds(bool(shaped)), "the steps": holds(follows)}
     return Finding.of(parts, text, found, spread, _count(r, "E"), brief)
-
-
-def initialisation(r: common.Results) -> Finding:
-    """Whether sign and scale move the final error by half or more."""
-    groups = sorted({(int(s), float(d)) for s, d in zip(r["sign"], r["std"], strict=True)})
-    if len(groups) < 2:
-        return Finding(NOT_RUN, f"only {groups or 'no network'} (sign, std) is shipped", {})
-    parts, found, spread = [], {}, {}
-    for sign, std in groups:
-        name, here = f"sign {sign:+d}, std {std:g}", (r["sign"] == sign) & (r["std"] == std)
-        mse, form = np.median(r["mse"][here, -1]), np.median(np.mean(r["form_QK"][here], axis=1))
-        found[name] = {"mse": float(mse), "form_QK": float(form), "runs": int(here.sum())}
-        runs = f"{here.sum()} run" if here.sum() == 1 else f"{here.sum()} runs"
-        parts.append(f"{name}: error {mse:.1e}, W_QK off the form by {form:.2f}, {runs}")
-        spread[name] = r["mse"][here, -1]
-    errors = {group: f["mse"] for group, f in zip(groups, found.values(), strict=True)}
-    effect = lambda same: max((errors[a] / errors[b] for a in groups for b in groups if same(a, b)), default=1.0)  # noqa: E731
-    sign, std = effect(lambda a, b: a[1] == b[1]), effect(lambda a, b: a[0] == b[0])
-    verdicts = {"sign": holds(sign > 1.5), "scale": holds(std > 1.5)}
-    brief = f"the sign changes the error {sign:.1f}x, the scale {std:.1f}x"
-    fewest = min(f["runs"] for f in found.values())
-    return Finding.of(verdicts, f"{'; '.join(parts)}; {brief}", found, spread_of(**spread), fewest, brief)
 
 
 def algorithm_or_table(r: common.Results) -> Finding:

@@ -1,4 +1,4 @@
-"""Figures of E1-E16 from stored results; report.py draws them in its style. Nothing is measured here.
+"""Figures of E1-E13, E15 and E16 from stored results; report.py draws them in its style. Nothing is measured here.
 
 A regime has the same colour in every figure, and what is not a regime has none of theirs. Thin lines are single runs,
 thick ones their medians.
@@ -361,25 +361,6 @@ def loss(r: common.Results) -> Figure:
 # ---- ours ---------------------------------------------------------------------------------------------------
 
 
-def initialisation(r: common.Results) -> Figure:
-    groups = sorted({(int(s), float(d)) for s, d in zip(r["sign"], r["std"], strict=True)})
-    if not groups:
-        return absent("no weights")
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.7))
-    shades = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(groups)))
-    for (sign, std), colour in zip(groups, shades, strict=True):
-        here = (r["sign"] == sign) & (r["std"] == std)
-        label = f"sign {sign:+d}, std {std:g}: {counted(r['sign'][here])}"
-        runs(axes[0], range(5), r["mse"][here], "U", color=colour, label=label)
-        runs(axes[1], range(1, 5), r["form_QK"][here], "U", color=colour, label=label)
-    axes[0].set(yscale="log", ylabel="median test error")
-    axes[1].set(ylabel="$W_{QK}$ off diag($a_1 I$, 0)", ylim=(0, 1))
-    layers(axes[0], 4)
-    layers(axes[1], 4, 1)
-    axes[0].legend(fontsize=8)
-    return figure
-
-
 METHOD_STYLE = {
     "network": {"color": "black", "ls": ":", "marker": "s", "label": "network"},
     "schedule": {"color": EXTRACTED, "ls": "-", "marker": "o", "label": "its four steps"},
@@ -464,7 +445,6 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "e10_levels": ("emergence", levels),
     "e11_training": ("emergence", loss),
     "e13_estimation": ("emergence", estimation),
-    "e14_initialisation": ("initialisation", initialisation),
     "e15_transfer": ("transfer", transfer),
     "e16_restart": ("restart", restart),
 }
@@ -497,7 +477,6 @@ CAPTIONS = {
         "median around them."
     ),
     "e13_estimation": "The products and the query bias of an estimation network as heat maps.",
-    "e14_initialisation": "Test error and distance from the block form by layer, for both signs and two scales.",
     "e15_transfer": (
         "Four extracted steps on problems the network never saw, against the paper's constants; grey bar: as in "
         "training; an error of 1 is that of predicting 0. The network itself exists at n = 18 only. Last: many "

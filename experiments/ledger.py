@@ -39,6 +39,7 @@ LEDGER = (
     Entry("E14", "not in the paper", "Read-out sign and initial scale decide which algorithm emerges (our question)."),
     Entry("E15", "not in the paper", "The network learned an algorithm, not a table (our question)."),
     Entry("E16", "not in the paper", "The paper's form is what longer training tends to (our question)."),
+    Entry("E17", "not in the paper", "What the computation-limited network does: it reads ahead (our question)."),
     Entry("N1", "Fig. 7", "Error against iteration confirms a slope of about 2 (n = d = 240, kappa = 1e2)."),
     Entry("N2", "Fig. 7", "Iterations to 1e-20 grow only with log kappa, kappa = 1e2 to 1e5; times beside lstsq, CG."),
     Entry("N3", "Sec. 5.1", "About 100x fewer iterations than CG at kappa = 1e4."),

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments import common, emergence_report
+from experiments import common, emergence_report, study_report
 from experiments.palette import METHOD_NAMES as LABELS
 from experiments.palette import METHODS as COLOURS
 from experiments.solver_claims import GAPS
@@ -401,6 +401,7 @@ FIGURES: dict[str, tuple[str, Callable[[common.Results], Figure]]] = {
     "s2_times": ("sketching", sketch_times),
     "r1_suitesparse": ("suitesparse", suitesparse),
     **emergence_report.FIGURES,
+    **study_report.FIGURES,
 }
 
 
@@ -433,6 +434,7 @@ CAPTIONS = {
     "s2_times": "Time of a step, and time to two accuracies, by the width r of the sketch; unit: an unsketched step.",
     "r1_suitesparse": "Time over that of the SVD to two residuals, one row per matrix; no point where it was missed.",
     **emergence_report.CAPTIONS,
+    **study_report.CAPTIONS,
 }
 FORMATS = {"png": {"dpi": 200}, "pdf": {}}
 

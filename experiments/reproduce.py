@@ -28,6 +28,7 @@ from absl import app, flags
 from experiments import (
     claims,
     common,
+    computation_limited,
     convergence,
     diversity,
     early_stopping,
@@ -50,7 +51,7 @@ from experiments import (
 
 TIMED = (kappa_sweep, ranks, diversity, sketching)  # and suitesparse, where there are matrices
 NUMERICAL = (convergence, families, step_sizes, stopping, error_map, early_stopping)
-EXPERIMENTS = (*TIMED, restart, emergence, transfer, initialisation, *NUMERICAL)
+EXPERIMENTS = (*TIMED, restart, emergence, computation_limited, transfer, initialisation, *NUMERICAL)
 NAMES = ("quick", "default", "full")
 
 

@@ -4,7 +4,8 @@
     python -m experiments.study regime=computation_limited layers=8 --out=runs/study --every=200
 
 Every field of `Study`, TrainConfig and Architecture can be given as name=value. Runs resume and end as those of
-experiments/train.py; --every also keeps the weights of every so many steps.
+experiments/train.py; --every also keeps the weights of every so many steps, and their spectra in the folder history.
+What the experiments use is shipped in eagle_jax/pretrained/study.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ import numpy as np
 import optax
 from absl import app, flags, logging
 
-from eagle_jax import pretrained, training
+from eagle_jax import extraction, pretrained, training
 from eagle_jax.attention import Weights
 from eagle_jax.blocks import Blocks
 from eagle_jax.training import Run, TrainConfig
@@ -26,8 +27,18 @@ from eagle_jax.transformer import Architecture
 from experiments import common
 from experiments.train import finish
 
+FOLDER = pretrained.FOLDER / "study"
+HISTORIES = FOLDER / "history"
 SHARES = ("no", "layer", "all", "next")
 STARTS = ("normal", "symmetric", "orthogonal")
+
+
+def shipped() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.npz")))
+
+
+def histories() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in HISTORIES.glob("*.npz")))
 
 
 class Tied(NamedTuple):
@@ -51,7 +62,6 @@ class Study(TrainConfig):
       noisy: the share of the tasks that has the noise.
     """
 
-    std: float = 0.02
     share: str = "no"
     one_read: bool = False
     begin: str = "normal"
@@ -160,7 +170,7 @@ def _fields(kind) -> list[dataclasses.Field]:
 
 
 def train(config: Study, out: pathlib.Path, every: int) -> pathlib.Path:
-    """Trains to the end, unless that was done; every: also the weights of each so many steps, in *.history.npz."""
+    """Trains to the end, unless that was done. every: how the weights' spectra came about, in the folder history."""
     name = pretrained.name(config)
     result, folder = out / f"{name}.npz", out / name
     if result.exists() and pretrained.read(result, Study).config == config:
@@ -176,17 +186,41 @@ def train(config: Study, out: pathlib.Path, every: int) -> pathlib.Path:
 
     run.fit(progress=keep)
     if every:
-        save_history(folder, out / f"{name}.history.npz")
+        (out / "history").mkdir(exist_ok=True)
+        save_history(folder, out / "history" / f"{name}.npz", config)
     pretrained.save(result, finish(run))
     return result
 
 
-def save_history(folder: pathlib.Path, path: pathlib.Path) -> None:
-    """The weights of all kept steps, stacked."""
-    kept = [(file, np.load(file)) for file in sorted(folder.glob("weights*.npz"))]
-    steps = np.array([int(file.stem.removeprefix("weights")) for file, _ in kept])
-    stacks: dict[str, Any] = {k: np.stack([stored[k] for _, stored in kept]) for k in kept[0][1]}
-    np.savez_compressed(path, steps=steps, **stacks)
+def save_history(folder: pathlib.Path, path: pathlib.Path, config: Study) -> None:
+    """Spectra of the kept steps: eigenvalues of the leading blocks, steps x layers x n, W_VP's averaged over machines.
+
+    Of their symmetric parts, signs so that W_QK's trace is positive: layers condition where W_VP's are negative.
+    """
+    files = sorted(folder.glob("weights*.npz"))
+    rows = [spectra(Weights(**np.load(file)), config.architecture) for file in files]
+    QK, VP = (np.stack(x).astype(np.float32) for x in zip(*rows, strict=True))
+    steps = np.array([int(file.stem.removeprefix("weights")) for file in files])
+    np.savez_compressed(path, steps=steps, QK=QK, VP=VP, setting=np.array(setting(config)))
+
+
+def spectra(weights: Weights, architecture: Architecture) -> tuple[np.ndarray, np.ndarray]:
+    p = extraction.products(weights)
+    n = architecture.width - architecture.n_out
+    blocks = p.QK.mean(1)[:, :n, :n], extraction.own_blocks(p, architecture).mean(1)[:, :n, :n]
+    QK, VP = (np.linalg.eigvalsh((W + W.swapaxes(-1, -2)) / 2) for W in blocks)
+    return QK, VP
+
+
+def setting(config: TrainConfig) -> str:
+    """What differs from the usual training, but the seed; a TrainConfig has the same names."""
+    usual, changes = Study(Architecture(config.architecture.regime), seed=config.seed), []
+    for mine, theirs in ((config.architecture, usual.architecture), (config, usual)):
+        for field in dataclasses.fields(mine):
+            value = getattr(mine, field.name)
+            if field.name != "architecture" and value != getattr(theirs, field.name):
+                changes.append(f"{field.name}={value}")
+    return " ".join(changes) or "as usual"
 
 
 def main(argv):

@@ -7,6 +7,7 @@ Runs are kept in --out, resume after an interruption (SIGTERM included) and end 
 spikes and test error. With --ship that file also goes to eagle_jax/pretrained, with a fresh model card.
 """
 
+import dataclasses
 import itertools
 import pathlib
 import signal
@@ -26,6 +27,7 @@ from experiments import common
 
 _TEST_TASKS, _TEST_SEED = 4096, 10**6
 _WINDOW = 20
+OTHER_STD = 0.1  # of initial weights, for E14
 
 
 def whole_set(seeds: int, steps: int) -> Iterator[TrainConfig]:
@@ -37,9 +39,9 @@ def whole_set(seeds: int, steps: int) -> Iterator[TrainConfig]:
         for seed in range(count):
             for architecture in architectures:
                 yield TrainConfig(architecture, seed=seed, noise=noise, steps=steps)
-    for seed, std, sign in itertools.product(range(few), (0.02, TrainConfig.std), (-1, 1)):
+    for seed, std, sign, one in itertools.product(range(few), (OTHER_STD, TrainConfig.std), (-1, 1), three):
         if (std, sign) != (TrainConfig.std, Architecture.sign):
-            yield TrainConfig(Architecture(sign=sign), seed=seed, std=std, steps=steps)
+            yield TrainConfig(dataclasses.replace(one, sign=sign), seed=seed, std=std, steps=steps)
 
 
 def test_errors(config: TrainConfig, weights) -> list[float]:
@@ -117,10 +119,11 @@ def model_card() -> str:
         "# Trained models",
         "",
         "Linear attention-only transformers of 4 layers, made by `python -m experiments.train --regime=all --ship`:",
-        "Adam 1e-3, batch 1024, 20 000 steps, global-norm clip 0.1, normal initial weights of standard deviation 0.1,",
+        "Adam 1e-3, batch 1024, 20 000 steps, global-norm clip 0.1, normal initial weights of standard deviation 0.02,",
         "read-out -D_L, unless the name says otherwise: it has every field of the configuration.",
-        "`eagle_jax.pretrained.load(regime, seed=, noise=, heads=)` reads them, `pretrained.read(path)` those of",
-        "another std or sign. Test errors are over 4096 fresh tasks.",
+        "`eagle_jax.pretrained.load(regime, seed=, noise=, heads=, std=)` reads them, `pretrained.read(path)` those of",
+        "the other sign. Test errors are over 4096 fresh tasks. The folder study has what was trained otherwise",
+        "(`experiments/study.py`), and how the weights' spectra came about in some runs.",
         "",
         "| run | median test MSE after layers 0, 1, 2, 3, 4 | skipped steps | spikes |",
         "|---|---|---|---|",
@@ -196,7 +199,7 @@ if __name__ == "__main__":
     _NOISE = flags.DEFINE_float("noise", 0.0, "variance of the noise on X; the paper has 0 and 0.01")
     _HEADS = flags.DEFINE_integer("heads", 1, "heads of the unconstrained network")
     _SIGN = flags.DEFINE_integer("sign", -1, "the prediction is sign * D_L")
-    _STD = flags.DEFINE_float("std", 0.1, "standard deviation of the initial weights")
+    _STD = flags.DEFINE_float("std", TrainConfig.std, "standard deviation of the initial weights")
     _STEPS = flags.DEFINE_integer("steps", 20_000, "training steps")
     _DEVICES = flags.DEFINE_integer("devices", 1, "devices that share each batch; a CPU is divided into as many", 1)
     _OUT = flags.DEFINE_string("out", "runs", "folder with one folder per run")

@@ -18,6 +18,7 @@ from eagle_jax import training
 from experiments import (
     claims,
     common,
+    computation_limited,
     convergence,
     diversity,
     early_stopping,
@@ -36,6 +37,7 @@ from experiments import (
     sketching,
     step_sizes,
     stopping,
+    study,
     transfer,
 )
 from tests.helpers import stopping_results
@@ -94,6 +96,9 @@ TINY = {
     "transfer": transfer.Config(tasks=16, runs=1, long_n=12),
     "restart": restart.Config(steps=2, tune_steps=2, batch=16, tasks=32, regimes=("CL",), runs=1),
     "initialisation": initialisation.Config(tasks=32, runs=1),
+    "computation_limited": computation_limited.Config(
+        tasks=32, runs=1, sizes=((8, 3, 2, 0.0),), train_steps=2, entries=300, studies=study.shipped()[:1]
+    ),
 }
 
 
@@ -114,7 +119,7 @@ def tiny():
     def get(module):
         if module.ITEM not in stored:
             # optax counts steps in integers and raises floats to them
-            promotion = "standard" if module is restart else "strict"
+            promotion = "standard" if module in (restart, computation_limited) else "strict"
             with jax.numpy_dtype_promotion(promotion):
                 stored[module.ITEM] = module.run(TINY[module.ITEM])
         return stored[module.ITEM]
@@ -185,6 +190,14 @@ def test_restart(tiny):
     assert r["CL_difference"][0, 3].max() < 1e-3 < r["CL_difference"][0, 0].min()
 
 
+@pytest.mark.slow
+def test_computation_limited(tiny):
+    r = tiny(computation_limited)
+    assert r["CL_later_read"].shape == (1, 3) and (r["CL_later_read"] > r["CL_chance"]).all()
+    assert r["CL_ahead_D"][0, -1] < r["CL_own_D"][0, -1] and r["CL_general_D"][0, -1] < r["CL_flat_D"][0, -1]
+    assert r["study_setting"].tolist()[0] == "as usual" and r["solvers_0"].shape == (5, 3)
+
+
 def test_initialisation(tiny):
     r = tiny(initialisation)
     assert r["mse"].shape == (len(r["sign"]), 5) and set(r["std"]) >= {0.1}
@@ -248,7 +261,7 @@ def test_error_map(tiny):
     assert r["error"][:, 1].max() < 1e-10 and (r["error"][0, 0] > r["error"][0, 1]).all()
 
 
-LONG = {"error_map", "restart", "transfer", "sketching"}  # what takes longest, even tiny
+LONG = {"error_map", "restart", "transfer", "sketching", "computation_limited"}  # what takes longest, even tiny
 
 
 @pytest.mark.parametrize("left_out", [LONG, pytest.param(set(), marks=pytest.mark.slow)], ids=["most", "all"])

@@ -3,19 +3,65 @@
 import numpy as np
 import pytest
 
-from experiments import claims, common, diversity, emergence_claims, regime_claims, sketching, solver_claims, verdicts
+from experiments import (
+    claims,
+    common,
+    diversity,
+    emergence_claims,
+    regime_claims,
+    sketching,
+    solver_claims,
+    study_claims,
+    verdicts,
+)
 from tests.helpers import stopping_results
 
 
+def initialisation_results(*networks) -> common.Results:
+    """(regime, sign, std, error, directions conditioned) of each network."""
+    regime, sign, std, error, won = zip(*networks, strict=True)
+    layers = {name: np.ones((len(networks), 4)) for name in ("form_QK", "form_VP")}
+    r = {"regime": np.array(regime), "sign": np.array(sign), "std": np.array(std), "histories": 0}
+    r |= {"mse": np.array(error, float)[:, None] * np.ones(5), "form_median": np.ones((len(networks), 5))}
+    return r | layers | {"VP_rank": np.array(won)[:, None] * np.ones(4), "directions": np.full(len(networks), 6)}
+
+
 def test_initialisation_rule():
-    r = {"sign": np.array([-1, 1]), "std": np.array([0.1, 0.1]), "form_QK": np.ones((2, 4))}
-    assert emergence_claims.initialisation(r | {"mse": np.array([[1.0], [9.0]])}).verdict == "in part"
-    four = {"sign": np.array([-1, 1, -1, 1]), "std": np.array([0.1, 0.1, 1.0, 1.0]), "form_QK": np.ones((4, 4))}
-    for errors, verdict in (((1, 2, 2, 4), "reproduced"), ((1, 2, 1, 2), "in part"), ((1, 1, 1, 1), "refuted")):
-        assert emergence_claims.initialisation(four | {"mse": np.array(errors, float)[:, None]}).verdict == verdict
-    assert emergence_claims.initialisation(r | {"mse": np.array([[1.0], [1.0]])}).verdict == "refuted"
-    one = {k: v[:1] for k, v in r.items()} | {"mse": np.ones((1, 5))}
-    assert emergence_claims.initialisation(one).verdict == claims.NOT_RUN
+    usual = ("D", -1, 0.02, 1.0, 6)
+    judged = lambda *more: study_claims.initialisation(initialisation_results(usual, *more))  # noqa: E731
+    assert judged().verdict == claims.NOT_RUN
+    assert judged(("D", 1, 0.02, 9.0, 6)).parts == {"D sign": "reproduced", "D scale": claims.NOT_RUN}
+    assert judged(("D", 1, 0.02, 1.2, 6)).verdict == "refuted"
+    lost = judged(("D", -1, 0.1, 1.0, 5), ("D", 1, 0.02, 1.0, 6))
+    assert lost.parts == {"D sign": "refuted", "D scale": "reproduced"} and lost.verdict == "in part"
+    assert len(judged(("U", -1, 0.1, 1.0, 5)).numbers["table"]["rows"]) == 2
+
+
+def test_initialisation_rule_says_when_directions_are_won():
+    VP = np.full((3, 4, 6), -1.0)
+    VP[0, :, -1], VP[1, 1, -1], VP[:, 2, -1] = 0.1, -0.01, 0.0
+    history = {"history_0_VP": VP, "history_0_steps": np.array([100, 200, 300]), "history_0_setting": np.array("std=1")}
+    r = initialisation_results(("U", 1, 0.1, 1.0, 6), ("U", -1, 0.1, 1.0, 6)) | history | {"histories": 1}
+    assert "from step: std=1: 200, 300, never (of 300 steps)" in study_claims.initialisation(r).measured
+
+
+def read_ahead_results(share=0.99, gap=1e-4, solver=0.5) -> common.Results:
+    names = {"later_read": np.full(3, share), "chance": np.ones(3), "own": np.ones(3), "eta_rho": np.ones(4)}
+    names |= {"gamma_rho": np.ones(4), "mse": np.full(5, 1e-2), "own_D": np.full(5, 1e-3), "ahead_D": np.full(5, gap)}
+    r = {f"CL_{k}": np.stack([v, v]) for k, v in names.items()} | {"CL_seeds": np.arange(2), "CLn_seeds": np.array([])}
+    r |= {"study_setting": np.array(["as usual"] * 2), "study_difference": np.ones((2, 3)), "study_mse": np.ones(2)}
+    r |= {"study_kappa": np.ones((2, 2)), "study_later": np.ones(2), "sizes": np.ones((1, 4))}
+    return r | {"methods": np.array(["paper", "all"]), "solvers_0": np.array([[1.0, 1.0], [1.0, solver]])}
+
+
+@pytest.mark.parametrize(
+    ("changes", "refuted"),
+    [({}, []), ({"share": 0.8}, ["clean columns"]), ({"gap": 5e-4}, ["clean steps"]), ({"solver": 1.1}, ["solver"])],
+    ids=["all", "columns", "steps", "solver"],
+)
+def test_read_ahead_rule(changes, refuted):
+    parts = study_claims.read_ahead(read_ahead_results(**changes)).parts or {}
+    assert [name for name, verdict in parts.items() if verdict != "reproduced"] == refuted and len(parts) == 3
 
 
 def regime_results(**values) -> common.Results:

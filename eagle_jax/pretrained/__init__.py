@@ -68,15 +68,15 @@ def available() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.npz"))
 
 
-def load(regime: str, *, seed: int = 0, noise: float = 0.0, heads: int = 1) -> Pretrained:
+def load(regime: str, *, seed: int = 0, noise: float = 0.0, heads: int = 1, std: float = TrainConfig.std) -> Pretrained:
     """The shipped run of that setting; the error names what there is. `read` takes a path, of any run."""
     d_out = 1 if regime == "estimation" else Architecture.d_out
-    wanted = TrainConfig(Architecture(regime, d_out=d_out, heads=heads), seed=seed, noise=noise)
+    wanted = TrainConfig(Architecture(regime, d_out=d_out, heads=heads), seed=seed, noise=noise, std=std)
     path = FOLDER / f"{name(wanted)}.npz"
     if not path.exists() or (run := read(path)).config != wanted:
         raise FileNotFoundError(
-            f"no trained weights for regime={regime!r}, seed={seed}, noise={noise}, heads={heads}; there are "
-            f"{_summary() or 'none'}. `python -m experiments.train` makes them"
+            f"no trained weights for regime={regime!r}, seed={seed}, noise={noise}, heads={heads}, std={std}; there "
+            f"are {_summary() or 'none'}. `python -m experiments.train` makes them"
         )
     return run
 
@@ -86,6 +86,7 @@ def _summary() -> str:
     seeds: dict[str, list[int]] = {}
     for config in (read(FOLDER / f"{stem}.npz").config for stem in available()):
         a = config.architecture
-        if name(config) == name(TrainConfig(dataclasses.replace(a, sign=-1), seed=config.seed, noise=config.noise)):
-            seeds.setdefault(f"{a.regime!r} noise={config.noise} heads={a.heads}", []).append(config.seed)
+        if a.sign == Architecture.sign:
+            setting = f"{a.regime!r} noise={config.noise} heads={a.heads} std={config.std}"
+            seeds.setdefault(setting, []).append(config.seed)
     return "; ".join(f"{setting} seeds {', '.join(map(str, sorted(found)))}" for setting, found in seeds.items())
