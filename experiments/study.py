@@ -201,7 +201,9 @@ def save_history(folder: pathlib.Path, path: pathlib.Path, config: Study) -> Non
     rows = [spectra(Weights(**np.load(file)), config.architecture) for file in files]
     QK, VP = (np.stack(x).astype(np.float32) for x in zip(*rows, strict=True))
     steps = np.array([int(file.stem.removeprefix("weights")) for file in files])
-    np.savez_compressed(path, steps=steps, QK=QK, VP=VP, setting=np.array(setting(config)))
+    others = setting(dataclasses.replace(config, std=TrainConfig.std, steps=TrainConfig.steps)).replace("as usual", "")
+    label = f"std={config.std} {others}".strip()
+    np.savez_compressed(path, steps=steps, QK=QK, VP=VP, setting=np.array(label))
 
 
 def spectra(weights: Weights, architecture: Architecture) -> tuple[np.ndarray, np.ndarray]:

@@ -34,7 +34,7 @@ def test_initialisation_rule():
     assert judged(("D", 1, 0.02, 1.2, 6)).verdict == "refuted"
     lost = judged(("D", -1, 0.1, 1.0, 5), ("D", 1, 0.02, 1.0, 6))
     assert lost.parts == {"D sign": "refuted", "D scale": "reproduced"} and lost.verdict == "in part"
-    assert len(judged(("U", -1, 0.1, 1.0, 5)).numbers["table"]["rows"]) == 2
+    assert len(judged(("D", 1, 0.02, 1.0, 6)).numbers["table"]["rows"]) == 2
 
 
 def test_initialisation_rule_says_when_directions_are_won():
