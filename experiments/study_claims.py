@@ -74,7 +74,7 @@ def _present(r: common.Results) -> list[str]:
 
 
 def read_ahead(r: common.Results) -> Finding:
-    """W_VP reads what later layers read; the algorithm that says so follows the network, and solves better."""
+    """W_VP reads what later layers read; the algorithm that says so follows the network, and solves no worse."""
     if not (present := _present(r)):
         return Finding(NOT_RUN, "no trained weights of the computation-limited network are shipped", {})
     verdicts, parts, found, spread = {}, [], {}, {}
@@ -94,9 +94,11 @@ def read_ahead(r: common.Results) -> Finding:
             f"differs from the network's by {ahead:.1e}, with the paper's form by {paper:.1e}; own error {error:.1e}"
         )
     gains = _gains(r)
-    verdicts["solver"] = holds(bool(np.all(gains < 1)))
+    verdicts["solver"] = holds(bool(np.all(gains <= 1.05) and gains.min() <= 0.9))
     found["error_over_papers"] = gains.tolist()
-    parts.append(f"as a solver, error over that of the paper's form at the same r: {numbers(gains, 2)}")
+    parts.append(
+        f"as a solver, error over that of the paper's form, fresh S or one S, at the same r: {numbers(gains, 2)}"
+    )
     found["table"] = settings(r)
     shares = ", ".join(f"{min(found[KINDS[t]]['share']):.2f}" for t in present)
     gaps = ", ".join(f"{found[KINDS[t]]['gap']:.1e}" for t in present)
@@ -107,10 +109,10 @@ def read_ahead(r: common.Results) -> Finding:
 
 
 def _gains(r: common.Results) -> np.ndarray:
-    """For each size, the final error with all columns conditioned over that of the paper's form."""
+    """For each size, the final error with all columns conditioned over the paper's form's, the better of its two S."""
     at = {name: i for i, name in enumerate(r["methods"].tolist())}
     ends = np.stack([r[f"solvers_{i}"][:, -1] for i in range(len(r["sizes"]))])
-    return ends[:, at["all"]] / ends[:, at["paper"]]
+    return ends[:, at["all"]] / np.minimum(ends[:, at["paper"]], ends[:, at["one"]])
 
 
 def settings(r: common.Results) -> dict:

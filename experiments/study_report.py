@@ -9,7 +9,7 @@ from experiments import common
 from experiments.emergence_report import COLOURS, LABELS, absent, layers, plain_ticks, runs
 from experiments.palette import EXTRACTED, GREY, METHODS, NETWORKS
 
-KINDS = {"CL": "without noise", "CLn": "noise of variance 0.01"}
+KINDS = {"CL": "without noise", "CLn": "noise 0.01"}
 FORMS = {
     "own": ("the paper's: $T=S$", METHODS["paper"]),
     "flat": ("$S, T$ orthonormal", GREY),
@@ -30,7 +30,7 @@ def _shares(ax: Axes, r: common.Results, tag: str) -> None:
     runs(ax, x, r[f"{tag}_later_read"], "CL", label="of later layers")
     runs(ax, x, r[f"{tag}_own"], "CL", color=METHODS["paper"], label="of its own layer")
     ax.plot(x, np.median(r[f"{tag}_chance"], axis=0), color=GREY, ls=":", label="of later layers, by chance")
-    ax.set(ylim=(0, 1.05), title=f"$W_{{VP}}$ acts on the reads…\n{KINDS[tag]}")
+    ax.set(ylim=(0, 1.05), title=f"$W_{{VP}}$ acts on reads …\n{KINDS[tag]}")
     layers(ax, len(x), 1)
 
 
@@ -39,7 +39,7 @@ def _fidelity(ax: Axes, r: common.Results, tag: str) -> None:
     for name, (label, colour) in FORMS.items():
         ax.plot(x, np.median(r[f"{tag}_{name}_D"], axis=0)[1:], color=colour, marker="o", ms=3, label=label)
     ax.plot(x, np.median(r[f"{tag}_mse"], axis=0)[1:], color=NETWORKS["CL"], ls=":", label="the network's test error")
-    ax.set(yscale="log", title=f"D: algorithm − network, squared\n{KINDS[tag]}")
+    ax.set(yscale="log", title=f"D off the network's\n{KINDS[tag]}")
     layers(ax, len(x), 1)
 
 

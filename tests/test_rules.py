@@ -51,7 +51,7 @@ def read_ahead_results(share=0.99, gap=1e-4, solver=0.5) -> common.Results:
     r = {f"CL_{k}": np.stack([v, v]) for k, v in names.items()} | {"CL_seeds": np.arange(2), "CLn_seeds": np.array([])}
     r |= {"study_setting": np.array(["as usual"] * 2), "study_difference": np.ones((2, 3)), "study_mse": np.ones(2)}
     r |= {"study_kappa": np.ones((2, 2)), "study_later": np.ones(2), "sizes": np.ones((1, 4))}
-    return r | {"methods": np.array(["paper", "all"]), "solvers_0": np.array([[1.0, 1.0], [1.0, solver]])}
+    return r | {"methods": np.array(["paper", "one", "all"]), "solvers_0": np.array([[1, 1.0], [1, 2], [1, solver]])}
 
 
 @pytest.mark.parametrize(
