@@ -14,19 +14,20 @@ from typing import Any
 
 SECONDS: dict[str, Callable[[Any], float]] = {
     "convergence": lambda c: 5 + 0.1 * c.runs,
-    "kappa_sweep": lambda c: 6 + len(c.kappas) * (5e-6 * c.runs * c.cg_cap + 3e-5 * c.gd_cap),
-    "ranks": lambda c: 8 + 0.4 * c.runs + 45 * c.large_runs * (c.large_n / 1920) ** 3,
-    "families": lambda c: 8 + 1e-3 * c.runs * c.cg_steps,
-    "step_sizes": lambda c: 8 + 0.1 * c.runs,
-    "stopping": lambda c: 8 + 0.1 * c.runs,
-    "error_map": lambda c: 6 + 0.3 * c.runs * len(c.exponents),
-    "early_stopping": lambda c: 8 + 1e-3 * c.runs * c.gd_steps,
-    "diversity": lambda c: 20 + c.runs * len(c.alphas) * 1e-4 * sum(c.caps) + 10 * c.large_runs * (c.large / 1000) ** 3,
-    "sketching": lambda c: 20 + c.runs * len(c.kappas) * (2e-2 * c.steps + 1e-4 * c.sgd_steps + 1e-3 * c.cg_steps),
-    "emergence": lambda c: 20 + 2e-3 * c.runs * c.tasks,
-    "initialisation": lambda c: 5 + 1e-3 * c.runs * c.tasks,
-    "transfer": lambda c: 8 + 1e-2 * c.runs * c.tasks,
-    "restart": lambda c: 40 + c.runs * len(c.regimes) * (2e-2 * c.steps + 2e-2 * c.tune_steps + 2e-3 * c.tasks),
+    "kappa_sweep": lambda c: 8 + len(c.kappas) * (6e-6 * c.runs * c.cg_cap + 1e-4 * c.gd_cap),
+    "ranks": lambda c: 15 + 0.5 * c.runs + 45 * c.large_runs * (c.large_n / 1920) ** 3,
+    "families": lambda c: 8 + 8e-4 * c.runs * c.cg_steps,
+    "step_sizes": lambda c: 8 + 0.2 * c.runs,
+    "stopping": lambda c: 8 + 0.2 * c.runs,
+    "error_map": lambda c: 6 + 0.35 * c.runs * len(c.exponents),
+    "early_stopping": lambda c: 8 + 8e-4 * c.runs * c.gd_steps,
+    "diversity": lambda c: 30 + 1.4e-4 * c.runs * len(c.alphas) * sum(c.caps) + 1.5e-8 * c.large_runs * c.large**3,
+    "sketching": lambda c: 88 + c.runs * len(c.kappas) * (9e-3 * c.steps + 5e-5 * c.sgd_steps + 5e-4 * c.cg_steps),
+    "emergence": lambda c: 25 + 2e-3 * c.runs * c.tasks,
+    "initialisation": lambda c: 5 + 2.3e-3 * c.runs * c.tasks,
+    "transfer": lambda c: 10 + 2.7e-2 * c.runs * c.tasks,
+    "restart": lambda c: 60 + c.runs * len(c.regimes) * (0.016 * c.steps + 0.03 * c.tune_steps + 0.01 * c.tasks),
+    "suitesparse": lambda c: 60.0 * max(len(c.matrices), 1),
 }
 
 

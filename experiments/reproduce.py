@@ -5,7 +5,7 @@
 Items whose stored results come from the same configuration and the same source are skipped, so an interrupted
 run can be resumed by the same command. Items whose wall time is a result run first and alone, the others --jobs at a
 time: most of a short run is compilation, which does not fill the cores. "full" has the paper's 50 runs, and 10 where
-networks, machines or sketches are run. R1 needs SuiteSparse matrices in a folder. Results go to results/, those of the
+networks or many machines are run. R1 needs SuiteSparse matrices in a folder. Results go to results/, those of the
 quick preset to results/quick/. It begins with an estimate of the time (`estimate.py`).
 """
 
