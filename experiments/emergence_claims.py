@@ -249,8 +249,9 @@ def noise(r: common.Results) -> Finding:
         found[tag] = {"mse": mse.tolist(), "kappa": kappa.tolist(), "eta": eta.tolist(), "clean_eta": clean.tolist()}
         diagonal = [min(_typical(r, t, f"{w}_diagonality")[:-1].min() for w in ("QK", "VP")) for t in (f"{tag}n", tag)]
         found[tag]["least_diagonal"], found[tag]["clean_least_diagonal"] = map(float, diagonal)
-        falls, same_form = holds(mse[-1] < mse[0] / 2), holds(diagonal[0] >= 0.9 * diagonal[1])
-        verdicts[REGIMES[tag]] = overall([falls, at_most(np.abs(eta / clean - 1).max(), 0.5), same_form])
+        falls, same_form = holds(mse[-1] < mse[0] / 2), graded(diagonal[0] / diagonal[1], 0.9, np.inf, 0.5)
+        factor = np.maximum(eta / clean, clean / eta).max() if min(eta.min(), clean.min()) > 0 else np.inf
+        verdicts[REGIMES[tag]] = overall([falls, at_most(factor, 2), same_form])
         parts.append(
             f"{REGIMES[tag]}: error {numbers(mse, 2)}, eta {numbers(eta)} (without noise {numbers(clean)}), on the "
             f"diagonal at least {diagonal[0]:.2f} of ||W||² ({diagonal[1]:.2f})"

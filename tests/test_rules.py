@@ -110,7 +110,7 @@ def noisy_results(**changes) -> common.Results:
 
 def test_noise_rule_by_regime():
     assert emergence_claims.noise(noisy_results()).verdict == "reproduced"
-    steps = {"Dn_eta_largest": np.full((1, 4), 1.8), "CLn_eta_largest": np.full((1, 4), 2.1)}
+    steps = {"Dn_eta_largest": np.full((1, 4), 3.0), "CLn_eta_largest": np.full((1, 4), 0.02)}
     finding = emergence_claims.noise(noisy_results(**steps))
     assert finding.parts == {"U": "reproduced", "D": "weaker", "C-L": "in part"} and finding.verdict == "in part"
     two = emergence_claims.noise(noisy_results(CLn_seeds=np.arange(0)))
