@@ -24,7 +24,10 @@ SECONDS: dict[str, Callable[[Any], float]] = {
     "diversity": lambda c: 30 + 1.4e-4 * c.runs * len(c.alphas) * sum(c.caps) + 1.5e-8 * c.large_runs * c.large**3,
     "sketching": lambda c: 88 + c.runs * len(c.kappas) * (9e-3 * c.steps + 5e-5 * c.sgd_steps + 5e-4 * c.cg_steps),
     "emergence": lambda c: 25 + 2e-3 * c.runs * c.tasks,
-    "initialisation": lambda c: 5 + 2.3e-3 * c.runs * c.tasks,
+    "computation_limited": lambda c: (
+        40 + 1e-7 * c.train_steps * sum(steps * min(256 * n**2, c.entries) for n, _, steps, _ in c.sizes)
+    ),
+    "initialisation": lambda c: 10 + 4e-3 * c.runs * c.tasks,
     "transfer": lambda c: 10 + 2.7e-2 * c.runs * c.tasks,
     "restart": lambda c: 60 + c.runs * len(c.regimes) * (0.016 * c.steps + 0.03 * c.tune_steps + 0.01 * c.tasks),
     "suitesparse": lambda c: 60.0 * max(len(c.matrices), 1),
