@@ -25,6 +25,7 @@ from eagle_jax.solution import (
 )
 from eagle_jax.solve import Factored, Trajectory, estimate, factor, lstsq, solve, trajectory
 from eagle_jax.spectral import condition_number, diversity_index
+from eagle_jax.stream import Stream, stream
 from eagle_jax.update import State, update, update_estimate
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ __all__ = [
     "Stats",
     "Status",
     "StoppingPath",
+    "Stream",
     "Trajectory",
     "condition_number",
     "diversity_index",
@@ -63,6 +65,7 @@ __all__ = [
     "solve_sharded",
     "solve_workers",
     "stopping_path",
+    "stream",
     "trajectory",
     "update",
     "update_estimate",

@@ -216,7 +216,7 @@ def _by_factor(A, B, C, factor: Factor, finite, settings: Settings) -> Solution:
         ok &= jnp.all(jnp.isfinite(C))
         answer = factor.right(jnp.where(ok, C, 0), rtol)
         value = matmul(B, answer.value)
-    return _solution(value, answer, ok, rtol)
+    return solution_of(value, answer, ok, rtol)
 
 
 @_by_factor.defjvp
@@ -226,7 +226,7 @@ def _by_factor_jvp(settings, primals, tangents):
     return solution, derivatives.with_tangent(solution, _tangent(blocks, tangents[:3], settings, factor))
 
 
-def _solution(value, answer: Answer, finite, rtol: float) -> Solution:
+def solution_of(value, answer: Answer, finite, rtol: float) -> Solution:
     _, error, passes, rank, size, inverse_size = answer
     status = jnp.where(error <= rtol, Status.CONVERGED, Status.STAGNATED)
     status = jnp.where(jnp.all(jnp.isfinite(value)), status, Status.BREAKDOWN)
@@ -239,7 +239,7 @@ def _all_finite(x):
     return jnp.all(jnp.isfinite(x), axis=(-2, -1))
 
 
-def _applied(estimate: Solution, C) -> Solution:
+def applied(estimate: Solution, C) -> Solution:
     """W C from W."""
     W, status, stats = estimate
     D = matmul(W, C)
@@ -283,7 +283,7 @@ def trajectory(
     return _trajectory(A, B, C, sketch, as_count("steps", steps), fixed)
 
 
-def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
+def checked_tolerances(A, rtol, rcond) -> tuple[float, float | None]:
     eps = epsilon(A.dtype)
     rtol = 32 * eps if rtol is None else as_static("rtol", rtol)
     rcond = None if rcond is None else as_static("rcond", rcond)
@@ -291,6 +291,11 @@ def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
         raise ValueError(f"rtol={rtol}; expected a number between {A.dtype}'s eps={eps:.1e} and 1, or None for 32*eps")
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond={rcond}; expected a number from 0 to less than 1, or None for eps*max(A.shape)")
+    return rtol, rcond
+
+
+def _settings(A, rtol, rcond, max_steps, schedule) -> Settings:
+    rtol, rcond = checked_tolerances(A, rtol, rcond)
     if max_steps is not None:
         max_steps = as_count("max_steps", max_steps, "a positive integer, or None for what rcond allows")
     fixed = resolve(schedule)
@@ -410,8 +415,8 @@ def _solve(A, B, C, settings: Settings) -> Solution:
     if settings.schedule is not None and 0 not in A.shape:
         return plain.solve(A, B, C, *settings.limits(A), settings.schedule)
     if B.shape[0] <= C.shape[1]:
-        return _applied(_estimate(A, B, settings), C)
-    transposed = _applied(_estimate(A.T, C.T, settings), B.T)
+        return applied(_estimate(A, B, settings), C)
+    transposed = applied(_estimate(A.T, C.T, settings), B.T)
     return transposed._replace(value=transposed.value.T)
 
 
@@ -434,7 +439,7 @@ def _factored(A, B, settings: Settings) -> Solution:
     finite = jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(B))
     A, B = (jnp.where(finite, x, 0) for x in (A, B))
     answer = auto.estimate(A, B, settings.rtol, settings.rcond)
-    return _solution(answer.value, answer, finite, settings.rtol)
+    return solution_of(answer.value, answer, finite, settings.rtol)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
@@ -466,7 +471,7 @@ def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Setting
     if C is None:
         return accelerated.estimate(A, B, axis_name, rtol, rcond, limit, acceleration)
     if B.shape[0] <= C.shape[1]:
-        return _applied(accelerated.estimate(A, B, axis_name, rtol, rcond, limit, acceleration), C)
+        return applied(accelerated.estimate(A, B, axis_name, rtol, rcond, limit, acceleration), C)
     return accelerated.solve(A, B, C, axis_name, rtol, rcond, limit, acceleration)
 
 

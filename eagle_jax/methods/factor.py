@@ -192,10 +192,10 @@ def noise(A) -> float:
     return complexity * epsilon(A.dtype) * max(A.shape[0], 8)
 
 
-def default_rcond(A, columns: int = 0) -> float:
+def default_rcond(A, columns=0):
     """LAPACK's eps max(d, n), but never more than half of the digits. `columns`: those A had before it was merged."""
-    eps = epsilon(A.dtype)
-    return min(eps * max(*A.shape, columns), eps**0.5)
+    eps, x = epsilon(A.dtype), np if isinstance(columns, int) else jnp
+    return x.minimum(eps * x.maximum(max(A.shape), columns), eps**0.5)
 
 
 def equilibrated(A):
@@ -236,7 +236,7 @@ def mixed(A) -> Core:
     return Core(P, T, U, jnp.sum(kept, dtype=jnp.int32))
 
 
-def factorise(A, rcond=None, columns: int = 0) -> Rows:
+def factorise(A, rcond=None, columns: int | jax.Array = 0) -> Rows:
     """For d <= n; see the top of this file.
 
     Singular values at or below rcond ‖A‖₂ are dropped. The default drops what rounding cannot tell from zero, in rows
@@ -361,7 +361,7 @@ class Factor:
     tall: bool = dataclasses.field(metadata={"static": True})
 
     @classmethod
-    def of(cls, A, rcond=None, columns: int = 0) -> "Factor":
+    def of(cls, A, rcond=None, columns: int | jax.Array = 0) -> "Factor":
         tall = A.shape[0] > A.shape[1]
         return cls(factorise(adjoint(A) if tall else A, rcond, columns), tall)
 

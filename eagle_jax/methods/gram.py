@@ -124,13 +124,22 @@ def gram(A, B, rtol, rcond) -> Answer:
     return Answer(end.W, end.error, end.passes, core.rank, norm(sizes), inverse * jnp.max(s))
 
 
-def compressed(A, B):
-    """(F, G): d x (d + a block) and the right-hand sides; W F ~ G has the solutions of W A ~ B, for any rank."""
+def width(d: int, dtype) -> int:
+    """Columns of what `compressed` makes of A with d rows."""
+    return jax.eval_shape(mixed, jax.ShapeDtypeStruct((d, max(_MERGED * d, _FEWEST)), dtype)).P.shape[0]
+
+
+def compressed(A, B, F=None, G=None):
+    """[F, A] and [G, B] as d x (d + a block) and d' x the same: W F ~ G has the solutions of W A ~ B, for any rank."""
     d, n = A.shape
-    chunk = max(_MERGED * d, _FEWEST)
-    count = -(-n // chunk)
+    chunk = min(max(_MERGED * d, _FEWEST), n)
+    count = -(-n // chunk) if n else 0
     A, B = (jnp.pad(x, ((0, 0), (0, count * chunk - n))) for x in (A, B))
-    width = jax.eval_shape(mixed, A[:, :chunk]).P.shape[0]
+    if F is None:
+        F, G = (jnp.zeros((len(x), width(d, A.dtype)), A.dtype) for x in (A, B))
+
+    if n == 0:
+        return F, G
 
     def merge(i, so_far):
         A_i, B_i = (
@@ -140,8 +149,7 @@ def compressed(A, B):
         P = mixed(A_i).P
         return matmul(A_i, adjoint(P)), matmul(B_i, adjoint(P))
 
-    start = tuple(jnp.zeros((len(x), width), A.dtype) for x in (A, B))
-    return repeat(count, merge, varying_like(start, A, B))
+    return repeat(count, merge, varying_like((F, G), A, B))
 
 
 def estimate(A, B, rtol, rcond) -> Answer:
