@@ -128,7 +128,7 @@ class SecondPass:
         counts = self.columns, self.stream.columns
         if not any(isinstance(x, jax.core.Tracer) for x in counts) and int(counts[0]) != int(counts[1]):
             raise ValueError(
-                f"{counts[0]} columns were read in the second pass but {counts[1]} in the first; update with the same chunks"
+                f"{counts[0]} columns were read in the second pass but {counts[1]} in the first; read the same chunks"
             )
         return _corrected(self, rtol)
 
