@@ -92,8 +92,8 @@ class Stream:
         if W is None:
             W = self.estimate(rcond=rcond).value
         d_out, d = W.shape
-        sums = jnp.zeros_like(W), *(jnp.zeros(k, real_dtype(W.dtype)) for k in (d, d_out))
-        return SecondPass(self, factor, W, *sums, jnp.zeros_like(self.columns))
+        squares_A, squares_B = (jnp.zeros(k, real_dtype(W.dtype)) for k in (d, d_out))
+        return SecondPass(self, factor, W, jnp.zeros_like(W), squares_A, squares_B, jnp.zeros_like(self.columns))
 
 
 @jax.tree_util.register_dataclass

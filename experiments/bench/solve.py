@@ -2,7 +2,10 @@
 
     python -m experiments.bench.solve                        (about 25 minutes on 2 cores)
     python -m experiments.bench.solve --shape=240x240,1000x1000 --rounds=5
-    python -m experiments.bench.solve --matrix_dir=DIR       (Matrix Market files as well)
+    python -m experiments.bench.solve --matrix_dir=DIR       (Matrix Market files of up to 2100 rows as well)
+
+Every shape that is done is stored with its provenance, and a run of other shapes adds to it: the tables are of all that
+is stored.
 
 All methods of a problem run in turn, again and again; ratios are medians over the rounds of the time over that of
 jnp.linalg.lstsq in the same round, so that a busy machine disturbs all of them alike. Errors are relative to gelsd's
@@ -12,6 +15,7 @@ answer. The table is sorted: where the default is slowest comes first. `products
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 import time
 
@@ -38,6 +42,8 @@ SHAPES = (
     "1024x18x18",
     "1024x18x18 float32",
 )
+# Rows of the real matrices that are timed: an SVD of the next larger one takes minutes.
+LEAST_REAL, MOST_REAL = 200, 2100
 KAPPAS = (1e1, 1e3, 1e5, 1e8)
 # The threads of a BLAS spin for a while after its last call, on the cores that the next method would use.
 _PAUSE = 0.05
@@ -164,11 +170,12 @@ def real_rows(folder: pathlib.Path, rounds: int):
     for path in sorted(folder.glob("*.mtx")):
         A = np.asarray(scipy.io.mmread(path).toarray(), float)  # pyright: ignore[reportAttributeAccessIssue]
         A = A if A.shape[0] <= A.shape[1] else A.T
+        if not LEAST_REAL <= len(A) <= MOST_REAL:
+            continue
         B = np.random.default_rng(0).standard_normal((2, A.shape[1]))
         A, B = jnp.asarray(A), jnp.asarray(B)
-        yield race(
-            f"{path.stem} {A.shape[0]}x{A.shape[1]}, general", competitors(), A, B, rounds, eagle_jax.estimate(A, B)
-        )
+        name = f"{path.stem} {A.shape[0]}x{A.shape[1]}, general"
+        yield race(name, competitors(), A, B, rounds, eagle_jax.estimate(A, B))
 
 
 def first_calls(shapes=((240, 240), (1000, 1000))) -> list[dict]:
@@ -227,20 +234,26 @@ def main(argv):
     unknown = [shape for shape in shapes if shape not in SHAPES]
     if unknown:
         raise app.UsageError(f"--shape={','.join(unknown)}; expected some of {', '.join(SHAPES)}")
-    sources = [rows(shapes, _ROUNDS.value)]
+    path = pathlib.Path(_OUT.value) / "bench_solve.json"
+    stored = json.loads(path.read_text())["by_shape"] if path.exists() else {}
+    work = {shape: rows([shape], _ROUNDS.value) for shape in shapes}
     if _MATRIX_DIR.value is not None:
-        sources.append(real_rows(pathlib.Path(_MATRIX_DIR.value), _ROUNDS.value))
-    found = []
-    for row in itertools.chain(*sources):
-        found.append(row)
-        print(describe(row), flush=True)
-    print("\nslowest first\n" + "\n".join(map(describe, sorted(found, key=lambda r: -r.ratios[OURS]))))
-    print("\n" + summary(found) + "\n")
+        work["real matrices"] = real_rows(pathlib.Path(_MATRIX_DIR.value), _ROUNDS.value)
+    for shape, races in work.items():
+        found = []
+        for row in races:
+            found.append(dataclasses.asdict(row))
+            print(describe(row), flush=True)
+        stored[shape] = {"rows": found, "provenance": common.provenance()}
+        common.write_report(path, {"by_shape": stored})
+    order = [*SHAPES, "real matrices"]
+    everything = [Row(**row) for shape in order if shape in stored for row in stored[shape]["rows"]]
+    print("\nslowest first\n" + "\n".join(map(describe, sorted(everything, key=lambda r: -r.ratios[OURS]))))
+    print("\n" + summary(everything) + "\n")
     compiled = first_calls()
     for row in compiled:
         print(", ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-    result = {"rows": [dataclasses.asdict(row) for row in found], "first_calls": compiled}
-    common.write_report(pathlib.Path(_OUT.value) / "bench_solve.json", result)
+    common.write_report(path, {"by_shape": stored, "first_calls": compiled})
 
 
 if __name__ == "__main__":
