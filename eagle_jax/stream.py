@@ -165,7 +165,7 @@ def _joined(F, G, A, B):
     """[F, A] and [G, B] in F's and G's shapes, the rows scaled to equal lengths for the merge."""
     unit, s, both = equilibrated(jnp.concatenate([F, A], 1))
     F, A = jnp.split(both, [F.shape[1]], axis=1)
-    F, G = gram.compressed(A, B, F, G)
+    F, G = gram.compressed(A, B, (F, G))
     return times(times(F, 1 / s[:, None]), 1 / unit), G
 
 

@@ -129,17 +129,17 @@ def width(d: int, dtype) -> int:
     return jax.eval_shape(mixed, jax.ShapeDtypeStruct((d, max(_MERGED * d, _FEWEST)), dtype)).P.shape[0]
 
 
-def compressed(A, B, F=None, G=None):
-    """[F, A] and [G, B] as d x (d + a block) and d' x the same: W F ~ G has the solutions of W A ~ B, for any rank."""
+def compressed(A, B, start: tuple[jax.Array, jax.Array] | None = None) -> tuple[jax.Array, jax.Array]:
+    """(F, G), d x (d + a block) and d' x the same: W F ~ G has the solutions of W A ~ B, for any rank; added to `start`."""
     d, n = A.shape
     chunk = min(max(_MERGED * d, _FEWEST), n)
     count = -(-n // chunk) if n else 0
     A, B = (jnp.pad(x, ((0, 0), (0, count * chunk - n))) for x in (A, B))
-    if F is None:
-        F, G = (jnp.zeros((len(x), width(d, A.dtype)), A.dtype) for x in (A, B))
-
+    if start is None:
+        columns = width(d, A.dtype)
+        start = jnp.zeros((d, columns), A.dtype), jnp.zeros((len(B), columns), A.dtype)
     if n == 0:
-        return F, G
+        return start
 
     def merge(i, so_far):
         A_i, B_i = (
@@ -149,7 +149,7 @@ def compressed(A, B, F=None, G=None):
         P = mixed(A_i).P
         return matmul(A_i, adjoint(P)), matmul(B_i, adjoint(P))
 
-    return repeat(count, merge, varying_like((F, G), A, B))
+    return repeat(count, merge, varying_like(start, A, B))
 
 
 def estimate(A, B, rtol, rcond) -> Answer:
