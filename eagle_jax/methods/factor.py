@@ -192,10 +192,10 @@ def noise(A) -> float:
     return complexity * epsilon(A.dtype) * max(A.shape[0], 8)
 
 
-def default_rcond(A, columns=0):
-    """LAPACK's eps max(d, n), but never more than half of the digits. `columns`: those A had before it was merged."""
-    eps, x = epsilon(A.dtype), np if isinstance(columns, int) else jnp
-    return x.minimum(eps * x.maximum(max(A.shape), columns), eps**0.5)
+def default_rcond(A) -> float:
+    """LAPACK's eps max(d, n), but never more than half of the digits."""
+    eps = epsilon(A.dtype)
+    return min(eps * max(A.shape), eps**0.5)
 
 
 def equilibrated(A):
@@ -240,12 +240,15 @@ def factorise(A, rcond=None, columns: int | jax.Array = 0) -> Rows:
     """For d <= n; see the top of this file.
 
     Singular values at or below rcond ‖A‖₂ are dropped. The default drops what rounding cannot tell from zero, in rows
-    of equal length; if there is any, in the caller's rows.
+    of equal length; if there is any, in the caller's rows. columns: those that A had before it was merged.
     """
     given = rcond is not None
     unit, s, A = equilibrated(A)
     ones = jnp.ones_like(s)
-    rcond = jnp.asarray(rcond if given else default_rcond(A, columns), s.dtype)
+    if rcond is None:
+        eps = epsilon(A.dtype)
+        rcond = jnp.maximum(default_rcond(A), jnp.minimum(eps * columns, eps**0.5))
+    rcond = jnp.asarray(rcond, s.dtype)
     core = mixed(A)
     top, lengths_A = jnp.max(s), lengths(A)
     weights, bound = (s / top, top * norm(lengths_A / s)) if given else (ones, norm(lengths_A))

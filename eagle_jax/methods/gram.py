@@ -130,7 +130,7 @@ def width(d: int, dtype) -> int:
 
 
 def compressed(A, B, start: tuple[jax.Array, jax.Array] | None = None) -> tuple[jax.Array, jax.Array]:
-    """(F, G), d x (d + a block) and d' x the same: W F ~ G has the solutions of W A ~ B, for any rank; added to `start`."""
+    """(F, G): W F ~ G has the solutions of W A ~ B, for any rank. F: d x (d + a block). Added to `start`."""
     d, n = A.shape
     chunk = min(max(_MERGED * d, _FEWEST), n)
     count = -(-n // chunk) if n else 0
