@@ -11,7 +11,7 @@ KINDS = {"CL": "clean", "CLn": "noisy"}
 
 def initialisation(r: common.Results) -> Finding:
     """Per regime: do sign and scale change the error by half or more, or how many directions of A are conditioned?"""
-    verdicts, rows, found, spread, fewest = {}, [], {}, {}, []
+    verdicts, rows, found, spread, fewest, briefs = {}, [], {}, {}, [], []
     for tag, label in REGIMES.items():
         groups = _groups(r, tag)
         for (sign, std), g in groups.items():
@@ -21,6 +21,7 @@ def initialisation(r: common.Results) -> Finding:
             rows[-1] += [f"{g['form_QK']:.2f}, {g['form_VP']:.2f}", f"{numbers(g['won'], 2)} of {g['directions']}"]
             fewest.append(g["runs"])
         verdicts |= _effects(label, groups)
+        briefs += _brief(label, groups)
     if all(v == NOT_RUN for v in verdicts.values()):
         return Finding(NOT_RUN, "networks of one sign and scale only are shipped", {})
     history = _history(r)
@@ -29,7 +30,7 @@ def initialisation(r: common.Results) -> Finding:
     caption = "Medians over runs; the last three by layer, of directions in layers 1-3. U, D, C-L as in E4."
     table = {"columns": [*columns, "directions conditioned"], "rows": rows, "caption": caption}
     numbers_of = {k: {n: np.asarray(x).tolist() for n, x in g.items()} for k, g in found.items()}
-    brief = "; ".join(f"{row[0]} {row[1]} {row[2]}: {row[4]}" for row in rows)
+    brief = "; ".join(briefs)
     measured = f"{text}{'; ' if history else ''}{history}"
     return Finding.of(verdicts, measured, numbers_of | {"table": table}, spread_of(**spread), min(fewest), brief)
 
@@ -56,6 +57,15 @@ def _effects(label: str, groups: dict) -> dict[str, str]:
         if groups:
             found[f"{label} {name}"] = holds(any(changes)) if pairs else NOT_RUN
     return found
+
+
+def _brief(label: str, groups: dict) -> list[str]:
+    """D: error 2.1e-03 to 2.2e-03, 5 of 6 directions (the least of them)"""
+    if not groups:
+        return []
+    errors, won = [g["mse"] for g in groups.values()], min(g["won"].min() for g in groups.values())
+    of = next(iter(groups.values()))["directions"]
+    return [f"{label}: error {min(errors):.1e} to {max(errors):.1e}, {won:.2g} of {of} directions"]
 
 
 def _history(r: common.Results) -> str:
