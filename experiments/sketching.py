@@ -43,7 +43,7 @@ class Config:
 
 PRESETS = {
     "quick": Config(n=48, widths=(6, 12, 24, 48), steps=800, sgd_steps=4_000, cg_steps=400, repeats=2, runs=2),
-    "default": Config(steps=800, sgd_steps=6_000, cg_steps=400, timed_steps=20, repeats=3, runs=2),
+    "default": Config(steps=800, sgd_steps=6_000, cg_steps=800, timed_steps=20, repeats=3, runs=2),
     "full": Config(sgd_steps=20_000),
 }
 
