@@ -372,8 +372,7 @@ def _tangent(blocks, tangents, settings: Settings, factor: Factor | None = None)
         return jnp.zeros(_shape(*blocks), A.dtype)
     finite = jnp.all(jnp.isfinite(A))
     factor = Factor.of(lax.stop_gradient(jnp.where(finite, A, 0)), settings.rcond) if factor is None else factor
-    J = derivatives.pseudo_inverse(A, factor, epsilon(A.dtype) ** 0.5)
-    return derivatives.tangent(jnp.where(finite, J, jnp.nan), blocks, tangents, rank=factor.rows.rank)
+    return jnp.where(finite, 1.0, jnp.nan).astype(A.dtype) * derivatives.whole_tangent(blocks, tangents, factor)
 
 
 def _shape(A, B, C) -> tuple[int, int]:

@@ -376,6 +376,24 @@ class Factor:
         """Y = A⁺ C."""
         return _adjoint(self._left(adjoint(C), rtol)) if self.tall else self._right(C, rtol)
 
+    def turned(self) -> "Factor":
+        """That of the adjoint."""
+        return Factor(self.rows, not self.tall)
+
+    def unexplained(self, B):
+        """B without what A explains of it, if that is little: one pass of refinement."""
+        return adjoint(self._outside(adjoint(B))) if self.tall else self._beyond(B)
+
+    def _beyond(self, B):
+        f, unit = self.rows, power_of_two(jnp.max(jnp.abs(B), 1, keepdims=True))
+        B = times(B, unit)
+        return times(B - matmul(matmul(solve_right(matmul(B, adjoint(f.P)), f.R), f.V), f.A), 1 / unit)
+
+    def _outside(self, C):
+        f, unit, s = self.rows, power_of_two(jnp.max(jnp.abs(C), 0)), self.rows.s[:, None]
+        C = times(times(C, unit), s / jnp.max(s))
+        return times(C - matmul(f.A, matmul(adjoint(f.P), solve_left(f.R, matmul(f.V, C)))), jnp.max(s) / s) / unit
+
     def _left(self, B, rtol) -> Answer:
         unit = power_of_two(jnp.max(jnp.abs(B), 1, keepdims=True))
         W, error, passes = least_squares(self.rows, times(B, unit), rtol)
