@@ -49,9 +49,25 @@ def as_matrices(*, batched: bool = False, **named) -> list[jax.Array]:
     return arrays
 
 
+_DENSE = {"pandas": "{}.to_numpy()", "scipy": "{}.toarray()", "jax": "{}.todense()"}
+
+
+def as_array(name: str, value):
+    """value as an array; what only holds one, or a sparse one, is refused with the way out."""
+    package = type(value).__module__.split(".")[0]
+    if package in _DENSE and not isinstance(value, jax.Array | jax.core.Tracer):
+        fix = _DENSE[package].format(name)
+        raise TypeError(f"{name} is a {package} {type(value).__name__}; expected a dense array, for example {fix}")
+    if hasattr(value, "dtype"):
+        return value
+    value = np.asarray(value)
+    # Numbers that no array has given a precision: JAX's.
+    wide = value.dtype in _WIDE and not jax.config.read("jax_enable_x64")
+    return value.astype(_WIDE[value.dtype]) if wide else value
+
+
 def _as_float(name, value) -> jax.Array:
-    if not hasattr(value, "dtype"):
-        value = np.asarray(value)
+    value = as_array(name, value)
     dtype = np.dtype(value.dtype)
     if dtype not in _SUPPORTED:
         raise TypeError(
@@ -79,6 +95,8 @@ def as_static(name: str, value) -> float:
         raise TypeError(
             f"{name} is traced, but decides what is compiled; give a Python number, under jit as a static argument"
         )
+    if np.ndim(value) or isinstance(value, str | bool | np.bool_):
+        raise TypeError(f"{name}={value!r}; expected a number")
     return float(value)
 
 
@@ -102,11 +120,22 @@ def lanes(function, *arrays):
     """function(*arrays) for matrices, mapped over leading dimensions, which broadcast; None is passed on."""
     present = [x for x in arrays if x is not None]
     try:
-        batch = np.broadcast_shapes(*(x.shape[:-2] for x in present))
+        batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in present))
     except ValueError as error:
         shapes = ", ".join(str(x.shape) for x in present)
         raise ValueError(f"the leading dimensions of {shapes} do not broadcast; give all of them one batch") from error
     arrays = [None if x is None else jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in arrays]
+    return mapped(function, batch, arrays, 0)
+
+
+def mapped(function, batch, arguments, in_axes):
+    """function, mapped over as many leading dimensions as the batch has; one without lanes gives empty arrays."""
     for _ in batch:
-        function = jax.vmap(function)
-    return function(*arrays)
+        function = jax.vmap(function, in_axes=in_axes)
+    if 0 not in batch:
+        return function(*arguments)
+    one = lambda shape: [n or 1 for n in shape[: len(batch)]] + list(shape[len(batch) :])  # noqa: E731
+    whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(one(x.shape), x.dtype), tuple(arguments))
+    return jax.tree.map(
+        lambda x: jnp.zeros((*batch, *x.shape[len(batch) :]), x.dtype), jax.eval_shape(function, *whole)
+    )

@@ -78,10 +78,10 @@ def left(A, B, factor: Factor):
 
 @left.defjvp
 def _left_jvp(primals, tangents):
-    A, B, factor = primals
+    A, _, factor = primals
     W, R, error = left(*primals)
     J, A2 = inverse(A, factor)
-    T, a, b = _rows(A, *tangents[:2], W, R, J, A2)
+    T, a, b = _rows(A, tangents[0], tangents[1], W, R, J, A2)
     outside = T - matmul(matmul(T, J), A)
     outside = outside - matmul(matmul(outside, J), A)  # J^H J would raise what rounding has left in it
     dR = jnp.where(factor.rows.rank == A.shape[1], 0, outside - matmul(a, A2) - matmul(b, adjoint(J)))

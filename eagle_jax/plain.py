@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from eagle_jax.certificate import Errors, backward_error, settled
-from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide
+from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, times_powers
 from eagle_jax.scaling import step_budget
 from eagle_jax.schedules import FixedSteps
 from eagle_jax.solution import Solution, Stats, Status
@@ -90,7 +90,7 @@ def solve(A, B, C, rtol, rcond, max_steps, fixed: FixedSteps) -> Solution:
 
     limit, exhausted = _limit(rcond, max_steps, fixed)
     c = run(start, lambda z: step(z, fixed), measure, lambda z: z.D, rtol, limit)
-    D = c.best * A_scale / C_scale / B_scale
+    D = times_powers(c.best, (A_scale,), (B_scale, C_scale))
     scales = jnp.sum(A_scale) + jnp.sum(B_scale) + jnp.sum(C_scale)
     return _finish(c, D, scales, size / A_scale, exhausted, fixed)
 
@@ -116,7 +116,7 @@ def estimate(A, B, rtol, rcond, max_steps, fixed: FixedSteps) -> Solution:
     limit, exhausted = _limit(rcond, max_steps, fixed)
     start = (A, B, jnp.zeros((B.shape[0], A.shape[0]), A.dtype))
     c = run(start, advance, measure, lambda z: z[2], rtol, limit)
-    W = c.best * A_scale / B_scale
+    W = times_powers(c.best, (A_scale,), (B_scale,))
     return _finish(c, W, jnp.sum(A_scale) + jnp.sum(B_scale), size / A_scale, exhausted, fixed)
 
 

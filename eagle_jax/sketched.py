@@ -20,7 +20,7 @@ from jax import lax
 
 from eagle_jax import plain
 from eagle_jax.certificate import Errors
-from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, worst
+from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, times_powers, worst
 from eagle_jax.machines import Alone, Peers
 from eagle_jax.scaling import step_budget
 from eagle_jax.schedules import CYCLE, SETTLED, FixedSteps
@@ -32,6 +32,10 @@ from eagle_jax.update import State, sketched, update, update_estimate
 # Eight columns A x and eight g, the last ones of C and D.
 _EACH = 8
 _PROBES = 2 * _EACH
+# Of a W that explains B: ||A|| ||W|| / ||B||. Random W have about sqrt(d).
+_LARGEST = 1e3
+# Plain steps, unless max_steps says more: rcond allows (n/r)^2 times those without sketches, 132 800 for n = 40, r = 1.
+MOST_SKETCHES = 10_000
 # What turns a sketch into Q: singular values above 1/400 of the largest come out as 1, within rounding. What lies below
 # is left for later sketches, which find it on top once the rest is gone.
 _TO_ORTHONORMAL = CYCLE + CYCLE + SETTLED
@@ -48,14 +52,19 @@ class Data(NamedTuple):
     answers: jax.Array  # B x, likewise
     size_B: jax.Array
     size_A: jax.Array  # a lower bound of ||A||_2
-    undo: jax.Array  # of the scaling, for D
+    up: tuple[jax.Array, ...]  # what undoes the scaling of D, multiplied,
+    down: tuple[jax.Array, ...]  # and divided by
     norm: jax.Array  # ||A||_F of the largest machine, as it was
     finite: jax.Array
 
     def errors(self, D) -> Errors:
-        """||B - W A|| / (||A|| ||W|| + ||B||), row by row, for the W that maps probes to D."""
+        """||B - W A|| / (||A|| ||W|| + ||B||), row by row, for the W that maps probes to D.
+
+        Sketches of noise make W large, which must not hide what is left of B.
+        """
         left, size_W = norm(self.answers - D[:, :_EACH], -1) / _EACH**0.5, norm(D[:, _EACH:], -1) / _EACH**0.5
-        error = worst(safe_divide(left, self.size_A * size_W + self.size_B))
+        size = jnp.minimum(self.size_A * size_W, _LARGEST * self.size_B)
+        error = worst(safe_divide(left, size + self.size_B))
         return Errors(error, worst(safe_divide(left, self.size_B)))
 
     @property
@@ -71,18 +80,20 @@ def _data(A, B, C, sketch: Sketch, peers: Peers | Alone) -> tuple[Data, Sketch]:
     A_scale, B_scale = scale[0], scale[1:, None]
     size = peers.largest(norm(A * A_scale))[0]
     A, B = sketch.rotate(A * A_scale, B * B_scale)
-    undo = A_scale / B_scale
+    down = (B_scale,)
     finite = jnp.all(jnp.isfinite(top))
     if C is not None:
         C_scale = power_of_two(jnp.max(jnp.abs(C), axis=0))
-        C, undo = C * C_scale, undo / C_scale
+        C, down = C * C_scale, (B_scale, C_scale)
         finite &= jnp.all(jnp.isfinite(C_scale))
     d, n = A.shape
     x = jax.random.normal(jax.random.fold_in(sketch.key, PROBES), (n, _EACH), A.dtype)
     g = jax.random.normal(jax.random.fold_in(shared, PROBES), (d, _EACH), A.dtype)
     probes = jnp.concatenate([peers.sum(matmul(A, x)), g], axis=1)
     size_B = jnp.sqrt(peers.sum(norm(B, -1) ** 2))
-    data = Data(A, B, C, probes, peers.sum(matmul(B, x)), size_B, size / d**0.5, undo, size / A_scale, finite)
+    data = Data(
+        A, B, C, probes, peers.sum(matmul(B, x)), size_B, size / d**0.5, (A_scale,), down, size / A_scale, finite
+    )
     return data, sketch
 
 
@@ -149,9 +160,10 @@ def run_plain(A, B, C, sketch: Sketch, axis, rtol, rcond, limit, fixed: FixedSte
     def value(it: Plain):
         return it.W if estimating else it.state.D[:, :-_PROBES]
 
-    limited = limit is not None and limit < budget
+    limit = MOST_SKETCHES if limit is None else limit
+    limited = limit < budget
     step = partial(advance, sketch=sketch, fixed=fixed, peers=peers)
-    c = plain.run(start, step, measure, value, rtol, limit if limited else budget)
+    c = plain.run(start, step, measure, value, rtol, min(limit, budget))
     explained = (left(c.iterate) <= eps**0.5) & (c.errors.backward > eps**0.5)
     out = jnp.asarray(Status.MAX_STEPS if limited else Status.STAGNATED)
     failed = jnp.where(explained, Status.INCONSISTENT, jnp.where(c.current < plain.DIVERGED, out, Status.BREAKDOWN))
@@ -247,7 +259,7 @@ def run_deflation(A, B, C, sketch: Sketch, rtol, rcond, limit) -> Solution:
 
 
 def _finish(data: Data, c, failed, rtol, stats, trusted=True) -> Solution:
-    value = c.best * data.undo
+    value = times_powers(c.best, data.up, data.down)
     status = jnp.where((c.errors.backward <= rtol) & trusted, Status.CONVERGED, failed)
     status = jnp.where(jnp.all(jnp.isfinite(value)), status, Status.BREAKDOWN)
     status = jnp.where(data.finite, status, Status.NONFINITE).astype(jnp.int32)

@@ -155,7 +155,7 @@ def raise_if_failed(solution: Solution) -> Solution:
     failed = status != Status.CONVERGED
     if not failed.any():
         return solution
-    errors = np.asarray(solution.stats.backward_error)[failed]
+    errors = np.broadcast_to(np.asarray(solution.stats.backward_error), status.shape)[failed]
     lanes = "" if status.ndim == 0 else f"{failed.sum()} of {status.size} lanes failed; the first: "
     worst = Status(int(status[failed].flat[0]))
     raise SolveError(f"{lanes}{worst.name}: {worst.message} (backward error {errors.flat[0]:.1e})")

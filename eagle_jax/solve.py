@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 
 from eagle_jax import accelerated, averaging, derivatives, fallback, layered, machines, plain, sketched
-from eagle_jax.blocks import as_blocks, as_count, as_matrices, as_static, check_equal, lanes
-from eagle_jax.linalg import epsilon, matmul, norm, real_dtype, safe_divide
+from eagle_jax.blocks import as_array, as_blocks, as_count, as_matrices, as_static, check_equal, lanes, mapped
+from eagle_jax.linalg import adjoint, epsilon, matmul, norm, power_of_two, real_dtype, safe_divide, times, times_powers
 from eagle_jax.methods import auto
 from eagle_jax.methods.factor import Answer, Factor, default_rcond
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, LayerSteps, resolve
@@ -53,9 +53,9 @@ def solve(
 
     Works under jit, vmap, grad and in float32, float64, complex64 or complex128 (the paper's steps, sketches and
     machines: real data only); A may have any shape and rank. Subnormal entries are zeros, as they are to XLA.
-    Derivatives of any order are those of B A^+ C, for changes of A that keep its rank, whatever the schedule; they are
-    taken at the solution, and take a solve with min(d, n) right-hand sides. Where that has lost more than half of its
-    digits they are NaN.
+    Derivatives of any order are those of B A^+ C with the same singular values dropped, for changes of A that keep
+    stats.rank, whatever the schedule; they are taken at the solution, and take a solve with min(d, n) right-hand sides.
+    Where that has lost more than half of its digits they are NaN.
 
     Args:
       A, B, C: d x n, d' x n and d x n'. Leading dimensions are a batch, and broadcast; every lane has its status.
@@ -77,9 +77,10 @@ def solve(
         max_steps counts sketches, and the backward error is estimated from random columns. "optimal" takes about
         rank(A)/r sketches if B = W A, and ends at B A^+ C for all other data too, by dense steps; with max_steps it
         does not, and says so. Other schedules, and all on machines, are the paper's sketched steps, for B = W A (else
-        the status is INCONSISTENT). r = n is the same as no sketch; n counts this machine's columns, and a ridge's d.
+        the status is INCONSISTENT); at most 10 000 of them, if max_steps does not say. r = n is the same as no sketch;
+        n counts this machine's columns, and a ridge's d.
       ridge: lambda, at least 0: W minimises ||W A - B||^2 + lambda ||W||^2, and `value` is W C. May be traced, and
-        differentiated where it is not 0.
+        differentiated where it is not 0; in a batch one number, or one for each A.
       axis_name: inside `shard_map` or `vmap` over an axis of that name, A and B are this machine's columns of the whole
         A and B, C is replicated, and so are the results. Only blocks of the size of C and D cross machines, or half
         a d x d matrix where that takes fewer floats. `stats` is a `DistributedStats`; max_steps counts rounds.
@@ -115,13 +116,16 @@ def estimate(
 def lstsq(a, b, *, rtol=None, rcond=None, max_steps=None, schedule=OPTIMAL, ridge=None) -> Solution:
     """numpy's orientation: the minimum-norm x that minimises ||a x - b||; a: m x k, b: m or m x p. See `solve`.
 
-    In a batch, b has as many dimensions as a, or one less: a batch of vectors.
+    b is a vector if it has one dimension, and else a matrix, as in numpy 2: a batch of vectors is b[..., None].
     """
-    a, b = (x if hasattr(x, "ndim") else np.asarray(x) for x in (a, b))
-    vector = b.ndim == max(a.ndim - 1, 1)
-    a, b = as_matrices(a=a, b=b[..., None] if vector else b, batched=True)
+    a, b = (as_array(name, x) for name, x in (("a", a), ("b", b)))
+    vector = b.ndim == 1
+    a, b = as_matrices(a=a, b=b[:, None] if vector else b, batched=True)
     if a.shape[-2] != b.shape[-2]:
-        raise ValueError(f"b has {b.shape[-2]} rows but a has {a.shape[-2]}; they must agree (a: m x k, b: m or m x p)")
+        raise ValueError(
+            f"b has {b.shape[-2]} rows but a has {a.shape[-2]}; they must agree (a: m x k, b: m or m x p; a batch of "
+            "vectors is b[..., None])"
+        )
     settings = _settings(a, rtol, rcond, max_steps, schedule)
     W, status, stats = _dispatch(a.mT, b.mT, None, settings, None, ridge, None, "auto")
     return Solution(W[..., 0, :] if vector else W.mT, status, stats)
@@ -159,9 +163,10 @@ class Factored:
         return self._lanes(self._padded(B), C)
 
     def lstsq(self, b) -> Solution:
-        """The x that minimises ||A^T x - b||, numpy's orientation: A^T is m x k, b is m or m x p."""
-        vector = np.ndim(b) == self.A.ndim - 1
-        W, status, stats = self.estimate(jnp.asarray(b)[..., None, :] if vector else jnp.asarray(b).mT)
+        """The x that minimises ||A^T x - b||, numpy's orientation: A^T is m x k, b is m or m x p. See `lstsq`."""
+        b = as_array("b", b)
+        vector = b.ndim == 1
+        W, status, stats = self.estimate(b[None] if vector else b.mT)
         return Solution(W[..., 0, :] if vector else W.mT, status, stats)
 
     def _padded(self, B):
@@ -171,18 +176,16 @@ class Factored:
 
     def _lanes(self, B, C) -> Solution:
         batch = self.A.shape[:-2]
-        given = np.broadcast_shapes(B.shape[:-2], () if C is None else C.shape[:-2])
+        given = jnp.broadcast_shapes(B.shape[:-2], () if C is None else C.shape[:-2])
         if batch and given not in ((), batch):
             raise ValueError(f"B and C have the batch {given} but A has {batch}; they must agree")
         B, C = (None if x is None else jnp.broadcast_to(x, (*(batch or given), *x.shape[-2:])) for x in (B, C))
 
         def function(*arguments):
-            return _by_factor(*arguments, self.settings)  # pyright: ignore[reportCallIssue]
+            return _by_factor(*arguments, settings=self.settings)
 
         axes = (0, 0, None if C is None else 0, 0, 0) if batch else (None, 0, None if C is None else 0, None, None)
-        for _ in batch or given:
-            function = jax.vmap(function, in_axes=axes)
-        return function(self.A, B, C, self.factor, self.finite)
+        return mapped(function, batch or given, (self.A, B, C, self.factor, self.finite), axes)
 
 
 def factor(A, *, rtol=None, rcond=None, ridge=None) -> Factored:
@@ -202,28 +205,30 @@ def factor(A, *, rtol=None, rcond=None, ridge=None) -> Factored:
     return Factored(A, factor, finite, ridge is not None, settings)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(5,))
 def _by_factor(A, B, C, factor: Factor, finite, settings: Settings) -> Solution:
-    rtol, ok = settings.rtol, finite & jnp.all(jnp.isfinite(B))
-    B = jnp.where(ok, B, 0)
-    if C is None:
-        answer = factor.estimate(B, rtol)
-        value = answer.value
-    elif B.shape[0] <= C.shape[1]:
-        answer = factor.estimate(B, rtol)
-        value, ok = matmul(answer.value, C), ok & jnp.all(jnp.isfinite(C))
-    else:
-        ok &= jnp.all(jnp.isfinite(C))
-        answer = factor.right(jnp.where(ok, C, 0), rtol)
-        value = matmul(B, answer.value)
-    return solution_of(value, answer, ok, rtol)
+    found = _apply_factor(*map(_held, (A, B, C)), factor=factor, finite=finite, rtol=settings.rtol)
+    return _differentiable(found, (A, B, C), settings, factor)
 
 
-@_by_factor.defjvp
-def _by_factor_jvp(settings, primals, tangents):
-    *blocks, factor, finite = primals
-    solution = _by_factor(*blocks, factor, finite, settings)
-    return solution, derivatives.with_tangent(solution, _tangent(blocks, tangents[:3], settings, factor))
+def _apply_factor(A, B, C, factor: Factor, finite, rtol) -> Solution:
+    if C is not None and B.shape[0] > C.shape[1]:
+        solution = _apply_factor(adjoint(A), adjoint(C), adjoint(B), factor.turned(), finite, rtol)
+        return solution._replace(value=adjoint(solution.value))
+    undo = lambda x: x  # noqa: E731
+    if C is not None:
+        B, C, undo = _fitted(A, B, C)
+    finite &= jnp.all(jnp.isfinite(B))
+    answer = factor.estimate(jnp.where(finite, B, 0), rtol)
+    value = answer.value
+    if C is not None:
+        value, finite = undo(matmul(value, C)), finite & jnp.all(jnp.isfinite(C))
+    return solution_of(value, answer, finite, rtol)
+
+
+def _fitted(A, B, C):
+    """(B with rows of A's size, C with columns of size one, what undoes this in D): W, between them, is in range."""
+    unit, b, c = (power_of_two(jnp.max(jnp.abs(x), axis, keepdims=True)) for x, axis in ((A, None), (B, 1), (C, 0)))
+    return times_powers(B, (b,), (unit,)), times(C, c), lambda D: times_powers(D, (unit,), (b, c))
 
 
 def solution_of(value, answer: Answer, finite, rtol: float) -> Solution:
@@ -239,10 +244,10 @@ def _all_finite(x):
     return jnp.all(jnp.isfinite(x), axis=(-2, -1))
 
 
-def applied(estimate: Solution, C) -> Solution:
-    """W C from W."""
+def applied(estimate: Solution, C, undo=lambda D: D) -> Solution:
+    """W C from W; `undo` a scaling of it."""
     W, status, stats = estimate
-    D = matmul(W, C)
+    D = undo(matmul(W, C))
     broken = jnp.where(_all_finite(C), Status.BREAKDOWN, Status.NONFINITE)
     converged = status == int(Status.CONVERGED)
     status = jnp.where(converged & ~_all_finite(D), broken, status).astype(jnp.int32)
@@ -317,6 +322,8 @@ def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, ridge, axis_na
             f'max_steps={settings.max_steps} with schedule="optimal", which is a factorisation; leave it out, or use '
             'schedule="paper"'
         )
+    if axis_name is None and acceleration != "auto":
+        raise ValueError(f"acceleration={acceleration!r} without axis_name: it is for machines; leave it out")
     if ridge is not None:
         A, B = _with_ridge(A, B, ridge, axis_name)
     sketch = _useful(sketch, A)
@@ -325,28 +332,60 @@ def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, ridge, axis_na
     return lanes(lambda A, B, C: _alone(A, B, C, sketch, settings), A, B, C)
 
 
-def check_ridge(ridge):
-    if ridge is None or isinstance(ridge, jax.core.Tracer):
+def check_ridge(ridge, batch=()):
+    if ridge is None:
         return
-    if isinstance(ridge, str) or not (np.ndim(ridge) == 0 and ridge >= 0):
+    if isinstance(ridge, str) or np.ndim(ridge) > len(batch):
+        raise ValueError(f"ridge={ridge!r}; expected a number, at least 0, or None for none; in a batch one for each")
+    if not isinstance(ridge, jax.core.Tracer) and not np.all(np.asarray(ridge) >= 0):
         raise ValueError(f"ridge={ridge}; expected a number, at least 0, or None for none")
 
 
 def _with_ridge(A, B, ridge, axis_name):
     """[A, sqrt(ridge) I] and [B, 0]: least squares on them is ridge regression. Machines share the ridge out."""
-    check_ridge(ridge)
-    share = 1 if axis_name is None else lax.axis_size(axis_name)
+    check_ridge(ridge, A.shape[:-2])
+    if not isinstance(ridge, jax.Array):
+        ridge = jax.device_put(np.asarray(ridge, real_dtype(A.dtype)))
+    return _ridge_columns(A, B, ridge, 1 if axis_name is None else lax.axis_size(axis_name))
+
+
+@partial(jax.jit, static_argnums=3)
+def _ridge_columns(A, B, ridge, share):
     d = A.shape[-2]
-    weight = jnp.sqrt(jnp.asarray(ridge, A.dtype) / share) * jnp.eye(d, dtype=A.dtype)
+    weight = jnp.sqrt(ridge.astype(A.dtype) / share)[..., None, None] * jnp.eye(d, dtype=A.dtype)
     A = jnp.concatenate([A, jnp.broadcast_to(weight, (*A.shape[:-2], d, d))], axis=-1)
     return A, jnp.concatenate([B, jnp.zeros((*B.shape[:-1], d), B.dtype)], axis=-1)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(4,))
 def _alone(A, B, C, sketch: Sketch | None, settings: Settings) -> Solution:
+    found = _found(*map(_held, (A, B, C)), sketch=sketch, settings=settings)
+    return _differentiable(found, (A, B, C), settings)
+
+
+def _held(x):
+    return None if x is None else lax.stop_gradient(x)
+
+
+def _found(A, B, C, sketch: Sketch | None, settings: Settings) -> Solution:
     if sketch is None or 0 in (*A.shape, B.shape[0]) or (C is not None and C.shape[1] == 0):
         return _estimate(A, B, settings) if C is None else _solve(A, B, C, settings)
     return _sketched(A, B, C, sketch, settings)
+
+
+def _differentiable(solution: Solution, blocks, settings: Settings, factor: Factor | None = None) -> Solution:
+    """With the derivatives of B A^+ C in its value; status and stats have none."""
+    return solution._replace(value=_with_tangent(solution.value, blocks, factor, settings))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _with_tangent(value, blocks, factor: Factor | None, settings: Settings):
+    return value
+
+
+@_with_tangent.defjvp
+def _with_tangent_jvp(settings, primals, tangents):
+    _, blocks, factor = primals
+    return _with_tangent(*primals, settings), _tangent(blocks, tangents[1], settings, factor)
 
 
 def _whole_estimate(settings: Settings):
@@ -357,13 +396,6 @@ def _whole_estimate(settings: Settings):
         return _alone(A, B, None, None, exact)
 
     return estimate
-
-
-@_alone.defjvp
-def _alone_jvp(settings, primals, tangents):
-    *blocks, sketch = primals
-    solution = _alone(*blocks, sketch, settings)
-    return solution, derivatives.with_tangent(solution, _tangent(blocks, tangents[:3], settings))
 
 
 def _tangent(blocks, tangents, settings: Settings, factor: Factor | None = None):
@@ -413,10 +445,13 @@ def _solve(A, B, C, settings: Settings) -> Solution:
         return layered.solve(A, B, C, settings.rtol, settings.schedule)
     if settings.schedule is not None and 0 not in A.shape:
         return plain.solve(A, B, C, *settings.limits(A), settings.schedule)
-    if B.shape[0] <= C.shape[1]:
+    if 0 in (*A.shape, *B.shape, *C.shape):
         return applied(_estimate(A, B, settings), C)
-    transposed = applied(_estimate(A.T, C.T, settings), B.T)
-    return transposed._replace(value=transposed.value.T)
+    if B.shape[0] > C.shape[1]:
+        transposed = _solve(A.T, C.T, B.T, settings)
+        return transposed._replace(value=transposed.value.T)
+    B, C, undo = _fitted(A, B, C)
+    return applied(_estimate(A, B, settings), C, undo)
 
 
 @partial(jax.jit, static_argnums=2)

@@ -24,8 +24,8 @@ def test_leading_dimensions_are_a_batch(x64):
     grid = eagle_jax.estimate(A[:, None], B[0])  # B broadcasts
     assert grid.value.shape == (3, 1, 3, 6)
     chex.assert_trees_all_close(grid.value[0, 0] @ C[0], batch.value[0], rtol=1e4 * eps(dtype))
-    x = eagle_jax.lstsq(A.mT, B[:, 0])
-    chex.assert_trees_all_close(x.value, eagle_jax.lstsq(A.mT, B.mT).value[..., 0], rtol=1e3 * eps(dtype))
+    x = eagle_jax.lstsq(A.mT, B[:, 0, :, None])
+    chex.assert_trees_all_close(x.value[..., 0], eagle_jax.lstsq(A.mT, B.mT).value[..., 0], rtol=1e3 * eps(dtype))
 
 
 def test_a_bad_lane_has_its_own_status(x64):
@@ -101,3 +101,49 @@ def test_machines_take_a_traced_ridge(x64):
     assert norm2(D - W @ c.C) <= 1e-11 * norm2(W) * norm2(c.C)
     with pytest.raises(ValueError, match="ridge=-1"):
         eagle_jax.solve_workers(A, B, c.C, ridge=-1)
+
+
+def test_ridge_of_each_lane(x64):
+    c = make_case(4, 6, np.float64, consistent=False)
+    A, ridges = jnp.stack([c.A, c.A]), jnp.array([0.1, 0.7])
+    both = eagle_jax.estimate(A, c.B, ridge=ridges).value
+    for W, ridge in zip(both, ridges, strict=True):
+        chex.assert_trees_all_close(W, c.B @ c.A.T @ np.linalg.inv(c.A @ c.A.T + ridge * np.eye(4)), rtol=1e-10)
+    blocks = jax.device_put((A, jnp.broadcast_to(c.B, (2, *c.B.shape))))
+    with jax.transfer_guard("disallow"):
+        jax.jit(eagle_jax.estimate, static_argnames="ridge")(*blocks, ridge=0.1)
+    with pytest.raises(ValueError, match="ridge=.*in a batch one for each"):
+        eagle_jax.estimate(c.A, c.B, ridge=ridges)
+
+
+def test_a_batch_without_lanes():
+    A, B, C = (jnp.zeros((0, *shape)) for shape in ((3, 4), (2, 4), (3, 5)))
+    assert eagle_jax.solve(A, B, C).value.shape == (0, 2, 5)
+    assert eagle_jax.estimate(A, B).status.shape == (0,)
+    assert eagle_jax.lstsq(A.mT, B.mT).value.shape == (0, 3, 2)
+    assert eagle_jax.factor(A).solve(B, C).value.shape == (0, 2, 5)
+    assert eagle_jax.factor(A[:0, :, :]).rank.shape == (0,)
+
+
+def test_many_queries_of_one_factorisation_fail_by_lanes(x64):
+    c = make_case(4, 4, np.float64)
+    B = jnp.stack([c.B, np.nan * c.B, c.B])
+    solution = eagle_jax.factor(c.A).solve(B, c.C)
+    with pytest.raises(eagle_jax.SolveError, match="1 of 3 lanes failed; the first: NONFINITE"):
+        eagle_jax.raise_if_failed(solution)
+    one = solution._replace(stats=jax.tree.map(lambda x: x[0], solution.stats))
+    with pytest.raises(eagle_jax.SolveError, match="1 of 3 lanes failed"):
+        eagle_jax.raise_if_failed(one)
+
+
+@pytest.mark.parametrize("schedule", ["optimal", "paper"])
+def test_an_answer_is_in_range_where_what_leads_to_it_is_not(schedule):
+    """W = 1e-40 is no number of float32."""
+    for a, b, c, d in ((1e20, 1e-20, 1e20, 1e-20), (1e-20, 1e20, 1e-20, 1e20), (1e30, 1e-5, 1e35, 1.0)):
+        A, B, C = (jnp.full((1, 1), x, jnp.float32) for x in (a, b, c))
+        found = [eagle_jax.solve(A, B, C, schedule=schedule)]
+        if schedule == "optimal":
+            found += [eagle_jax.solve(A, jnp.tile(B, (2, 1)), C), eagle_jax.factor(A).solve(B, C)]
+        for D, status, _ in found:
+            assert status == int(Status.CONVERGED)
+            np.testing.assert_allclose(D, d, rtol=1e-5)

@@ -3,6 +3,7 @@
 import warnings
 
 import jax
+import jax.experimental.sparse
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -157,3 +158,41 @@ def test_numpys_integers_are_integers_and_traced_settings_are_named():
     for name in ("rtol", "rcond"):
         with pytest.raises(TypeError, match=f"{name} is traced"):
             jax.jit(lambda x, name=name: eagle_jax.solve(A, A, A, **{name: x}).value)(1e-3)
+
+
+def test_lists_have_jaxs_precision():
+    x = eagle_jax.lstsq([[1.0, 0.0], [0.0, 2.0]], [1.0, 4.0]).value
+    assert x.dtype == np.float32
+    np.testing.assert_allclose(x, [1, 2], rtol=1e-6)
+
+
+def test_what_only_holds_an_array_is_named_with_the_way_out():
+    pandas, sparse = pytest.importorskip("pandas"), pytest.importorskip("scipy.sparse")
+    for block, fix in (
+        (pandas.DataFrame(A), r"A is a pandas DataFrame.*A\.to_numpy\(\)"),
+        (sparse.csr_matrix(A), r"A is a scipy csr_matrix.*A\.toarray\(\)"),
+        (jax.experimental.sparse.BCOO.fromdense(jnp.asarray(A)), r"A is a jax BCOO.*A\.todense\(\)"),
+    ):
+        with pytest.raises(TypeError, match=fix):
+            eagle_jax.solve(block, B, C)
+        with pytest.raises(TypeError, match=fix.replace("A is", "a is").replace("A\\.", "a\\.")):
+            eagle_jax.lstsq(block, ones(4))
+
+
+def test_b_is_a_vector_only_if_it_has_one_dimension():
+    """As in numpy 2: a batch of vectors is b[..., None]."""
+    a = jnp.stack([jnp.eye(4, 3), 2 * jnp.eye(4, 3), 4 * jnp.eye(4, 3), 8 * jnp.eye(4, 3)])
+    b = jnp.arange(16.0).reshape(4, 4)
+    assert eagle_jax.lstsq(a, b).value.shape == (4, 3, 4)
+    assert eagle_jax.lstsq(a, b[..., None]).value.shape == (4, 3, 1)
+    assert eagle_jax.lstsq(a, b[0]).value.shape == (4, 3)
+    assert eagle_jax.factor(a.mT).lstsq(b[0]).value.shape == (4, 3)
+    with pytest.raises(ValueError, match=r"b has 2 rows but a has 4.*a batch of vectors is b\[..., None\]"):
+        eagle_jax.lstsq(a[:2], b[:2])
+
+
+def test_options_that_nobody_reads_are_refused():
+    with pytest.raises(ValueError, match="acceleration='krylov' without axis_name"):
+        eagle_jax.solve(A, B, C, acceleration="krylov")
+    with pytest.raises(TypeError, match=r"rcond=\[0.1\]; expected a number"):
+        eagle_jax.solve(A, B, C, rcond=[0.1])

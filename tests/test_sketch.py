@@ -298,3 +298,36 @@ def test_noise_of_a_deficient_rank_is_no_data(x64, r):
         solution = estimate(key(seed))
         assert int(solution.status) == Status.CONVERGED
         np.testing.assert_allclose(solution.value, W, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "dtype", "shape"),
+    [
+        ("optimal", np.float64, (10, 6, 3)),
+        ("emergent", np.float32, (6, 10, 1)),
+    ],
+)
+def test_a_W_of_noise_does_not_hide_what_is_left(x64, schedule, dtype, shape):
+    """General B: where sketches of noise explained it, ||W|| made any residual look small."""
+    d, n, rank = shape
+    cases = [make_case(d, n, dtype, rank=rank, consistent=False, seed=s) for s in range(40)]
+    A, B, C = (jnp.stack([getattr(c, name) for c in cases]) for name in "ABC")
+    C = A @ jnp.ones((n, 2), dtype)
+    run = jax.jit(
+        lambda x: jax.lax.map(lambda t: eagle_jax.solve(*t[:3], sketch=Sketch(2, t[3]), schedule=schedule), x)
+    )
+    value, status, _ = run((A, B, C, jax.random.split(key(7), 40)))
+    for c, D, s, C_lane in zip(cases, value, status, C, strict=True):
+        reference = case_of(c.A, c.B, C_lane, dtype, rank)
+        assert int(s) == (Status.CONVERGED if schedule == "optimal" else Status.INCONSISTENT)
+        if schedule == "optimal":
+            assert_close(D, reference)
+
+
+def test_plain_sketches_are_bounded(x64):
+    """rcond alone would allow 132 800."""
+    c = make_case(40, 40, np.float64, kappa=1e8)
+    assert sketched.plain_budget(c.A, Sketch(1, key()), eagle_jax.PAPER, 40 * eps(np.float64)) > sketched.MOST_SKETCHES
+    sketched_solve = partial(eagle_jax.solve, sketch=Sketch(1, key(), "columns"), schedule="paper", rtol=1e-14)
+    _, status, stats = sketched_solve(c.A, c.B, c.C)
+    assert status == int(Status.MAX_STEPS) and int(stats.steps) == sketched.MOST_SKETCHES
