@@ -5,6 +5,7 @@ from functools import partial
 import chex
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from helpers import make_case
@@ -146,3 +147,92 @@ def test_memory_does_not_grow_with_steps():
 def test_a_derivative_that_cannot_be_had_is_nan_and_not_wrong():
     A, B, C = (jnp.full(s, jnp.nan, jnp.float32) for s in ((4, 4), (1, 4), (4, 1)))
     assert np.isnan(jax.grad(lambda A: jnp.sum(value(A, B, C)))(A)).all()
+
+
+# ---- against 60 digits ---------------------------------------------------------------------------------------------
+
+
+def many_digits(x):
+    return mpmath.matrix([[mpmath.mpmathify(complex(v) if np.iscomplexobj(x) else float(v)) for v in row] for row in x])
+
+
+def few_digits(M):
+    return np.array([[complex(M[i, j]) for j in range(M.cols)] for i in range(M.rows)])
+
+
+def differences(P, T, rank):
+    """The first derivative of B A+ C along T[0], the second along both, and kappa; A+ of that rank."""
+    with mpmath.workdps(60):
+        P, T = [many_digits(x) for x in P], [[many_digits(x) for x in t] for t in T]
+        h, kappa = mpmath.mpf(10) ** -15, []
+
+        def at(s, t):
+            A, B, C = (p + s * h * x + t * h * y for p, x, y in zip(P, *T, strict=True))
+            U, S, V = mpmath.svd(A)
+            kappa.append(S[0] / S[rank - 1])
+            inverse = mpmath.diag([1 / S[i] for i in range(rank)])
+            return B * V[:rank, :].transpose_conj() * inverse * U[:, :rank].transpose_conj() * C
+
+        first = (at(1, 0) - at(-1, 0)) / (2 * h)
+        second = (at(1, 1) - at(1, -1) - at(-1, 1) + at(-1, -1)) / (4 * h * h)
+        return few_digits(first), few_digits(second), float(kappa[0])
+
+
+# name: d, n, singular values, rcond
+SPECTRA = {
+    "square 1e4": (8, 8, np.geomspace(1, 1e-4, 8), None),
+    "square 1e8": (8, 8, np.geomspace(1, 1e-8, 8), None),
+    "square 1e10": (8, 8, np.geomspace(1, 1e-10, 8), None),
+    "wide 1e4": (3, 6, np.geomspace(1, 1e-4, 3), None),
+    "wide 1e9": (3, 6, np.geomspace(1, 1e-9, 3), None),
+    "tall 1e4": (6, 3, np.geomspace(1, 1e-4, 3), None),
+    "tall 1e9": (6, 3, np.geomspace(1, 1e-9, 3), None),
+    "wide, truncated": (5, 6, [1, 0.5, 0.1, 0.03, 0.01], 0.06),
+    "tall, truncated": (6, 5, [1, 0.5, 0.1, 0.03, 0.01], 0.06),
+    "square, hardly any gap": (5, 5, [1, 0.5, 0.1, 0.095, 0.01], 0.0975),
+}
+FAST = {("square 1e4", np.float32), ("square 1e10", np.float64), ("tall, truncated", np.float64)}
+
+
+def digits_cases():
+    for name, (_, _, s, _) in SPECTRA.items():
+        for dtype in (np.float32, np.float64, np.complex64, np.complex128):
+            if s[-1] * 1e-2 > np.finfo(dtype).eps:
+                marks = [] if (name, dtype) in FAST else [pytest.mark.slow]
+                yield pytest.param(name, dtype, marks=marks, id=f"{name}-{np.dtype(dtype)}")
+
+
+@pytest.mark.parametrize(("name", "dtype"), digits_cases())
+def test_derivatives_lose_what_conditioning_takes_and_no_more(name, dtype, x64):
+    """Along random changes of A, B and C: within 100 eps kappa, over the gap where rcond leaves a small one."""
+    d, n, s, rcond = SPECTRA[name]
+    rng = np.random.default_rng([d, n])
+
+    def normal(*shape):
+        x = rng.standard_normal(shape)
+        return x + 1j * rng.standard_normal(shape) if np.issubdtype(dtype, np.complexfloating) else x
+
+    U, V = (np.linalg.qr(normal(m, len(s)))[0] for m in (d, n))
+    A = ((U * s) @ V.conj().T).astype(dtype)
+    rank = len(s) if rcond is None else int(np.sum(np.asarray(s) > rcond))
+    gap = 1.0 if rcond is None else 1 - s[rank] / s[rank - 1]
+    for B, C in ((normal(2, d) @ A, A @ normal(n, 2)), (normal(2, n), normal(d, 2))):  # with and without an exact W
+        P = A, B.astype(dtype), C.astype(dtype)
+        T = [tuple(normal(*x.shape).astype(dtype) for x in P) for _ in range(2)]
+        first, second, kappa = differences(P, T, rank)
+
+        @jax.jit
+        def both(P, x, y):
+            along = lambda P: jax.jvp(lambda P: eagle_jax.solve(*P, rcond=rcond).value, (P,), (x,))[1]  # noqa: E731
+            return jax.jvp(along, (P,), (y,))
+
+        for found, expected, order in zip(both(P, *T), (first, second), (1, 2), strict=True):
+            error = np.linalg.norm(np.asarray(found) - expected) / np.linalg.norm(expected)
+            assert error <= 100 * np.finfo(dtype).eps * kappa / gap**order, (order, error)
+
+
+def test_the_gradient_where_A_is_not_finite_is_nan(x64):
+    """Not 0, which a select would give in reverse."""
+    A, B, C = blocks("wide")
+    for gradient in jax.grad(lambda *blocks: jnp.sum(value(*blocks)), argnums=(0, 1, 2))(A.at[0, 0].set(jnp.inf), B, C):
+        assert np.isnan(gradient).all()
