@@ -357,6 +357,15 @@ def begin(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments {argv[1:]}; flags begin with --, see --help")
     logging.getLogger("jax").setLevel(logging.WARNING)
+    sys.excepthook = _last_words
+
+
+def _last_words(kind, error, trace) -> None:
+    """Who interrupts a command knows where it was."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def command(act: Callable[[Path], None]) -> None:

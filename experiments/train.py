@@ -182,7 +182,7 @@ def main(argv):
         for config in configs:
             path = train(config, out, progress, lambda: bool(stopped), mesh)
             if path is None:
-                return
+                raise SystemExit(128 + stopped[0])  # as shells have it, so that what comes next does not start
             if _SHIP.value and path.parent != pretrained.FOLDER:
                 ship(path)
             found.append(path)
