@@ -202,7 +202,7 @@ def digits_cases():
                 yield pytest.param(name, dtype, marks=marks, id=f"{name}-{np.dtype(dtype)}")
 
 
-@pytest.mark.parametrize(("name", "dtype"), digits_cases())
+@pytest.mark.parametrize(("name", "dtype"), list(digits_cases()))
 def test_derivatives_lose_what_conditioning_takes_and_no_more(name, dtype, x64):
     """Along random changes of A, B and C: within 100 eps kappa, over the gap where rcond leaves a small one."""
     d, n, s, rcond = SPECTRA[name]

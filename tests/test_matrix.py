@@ -111,7 +111,7 @@ def cells():
             yield pytest.param(driver, mode, marks=marks, id=f"{driver}-{mode}")
 
 
-@pytest.mark.parametrize(("driver", "mode"), cells())
+@pytest.mark.parametrize(("driver", "mode"), list(cells()))
 def test_cell(driver, mode):
     arrays = blocks()
     expected = jax.jit(jax.vmap(everything(EXACT[driver])))(*arrays)
