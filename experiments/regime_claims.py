@@ -12,6 +12,8 @@ def machine_count(r: common.Results) -> Finding:
     median = np.median(rounds, axis=-1)  # NaN, so not within 15, if one problem does not get there
     machines, size, runs = listed(r["counts"]), int(r["large"]), rounds.shape[-1]
     text = f"error 1e-2 after {listed(median)} rounds with M = {machines} (d = n = {size}, alpha = 1)"
+    over = median.max() - 15
+    text += f": at most {over:g} too many" if over > 0 else ""
     spread = spread_of(**{f"rounds with M = {m}": n for m, n in zip(r["counts"], rounds, strict=True)})
     numbers = {"rounds": rounds.tolist(), "machines": r["counts"].tolist()}
     parts = {f"M = {m}": at_most(n, 15) for m, n in zip(r["counts"], median, strict=True)}

@@ -173,6 +173,7 @@ def test_machine_count_rule(slow, verdict):
     finding = regime_claims.machine_count(r)
     assert finding.verdict == verdict and finding.runs == 3
     assert finding.parts == {"M = 1": "reproduced", "M = 3": verdict}
+    assert ("at most 1 too many" in finding.measured) == (slow == 2)
     errors[0, 0] = 1  # never there
     assert regime_claims.machine_count(r).verdict == "in part"
 
