@@ -1,20 +1,17 @@
 """EAGLE among machines that each hold some columns (A^u, B^u) of A and B: what runs inside shard_map or vmap.
 
-Conditioning is local: Updates turn A^u into U^u with orthonormal columns or rows, and give an approximate inverse
-J^u = (A^u)^+ as a product of two matrices. What crosses machines are blocks of d x n' or d' x d floats, summed over
-the axis, in one of these ways:
+    averaging        the paper's: C and D are replaced by the mean of every machine's Update. See `averaging`.
+    mean projector   conjugate residuals on P = mean A^u J^u, of which averaging is the Richardson iteration. Updates
+                     turn A^u into U^u with orthonormal columns or rows, and give an approximate inverse J^u = (A^u)^+
+                     as a product of two matrices. For B = W A; blocks of d x n' or d' x d floats cross machines.
+    factors          right for any data: the factorisation of all columns, from every machine's own. See
+                     `methods.merged`. Triangles of d (d + 1) / 2 floats cross machines, once.
 
-    averaging        the paper's: C and D are replaced by the mean of every machine's Update.
-    mean projector   conjugate residuals on P = mean A^u J^u, of which averaging is the Richardson iteration.
-    preconditioned   conjugate gradients on G = sum A^u A^u^T with mean J^u^T J^u, for data with B != W A.
-    gram             one sum of G itself, conditioned on every machine; then refinement as above.
-
-All but averaging work in one of two forms, with the columns of A spread over machines: least squares
-X A ~ B for a replicated X, or minimum norm X A^T = C^T for an X spread like the columns. Each pass starts from the
-residual in the original data, and that residual decides when to stop. It is the same number on every machine.
+The mean projector has one of two forms, with the columns of A spread over machines: least squares X A ~ B for a
+replicated X, or minimum norm X A^T = C^T for an X spread like the columns. Each pass starts from the residual in the
+original data, and that residual decides when to stop. It is the same number on every machine.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -24,28 +21,14 @@ from jax import lax
 
 from eagle_jax.certificate import Errors, judge
 from eagle_jax.krylov import DEEPEST, krylov_start, krylov_step
-from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, worst
+from eagle_jax.linalg import epsilon, matmul, norm, power_of_two, safe_divide, varying_like, worst
 from eagle_jax.machines import MOST_ROUNDS, Local, Machine, Peers, local_data
-from eagle_jax.schedules import SETTLE
+from eagle_jax.methods import merged
 from eagle_jax.solution import DistributedStats, Method, Solution, Status
-from eagle_jax.spectral import energy_bound, rows, vary
-from eagle_jax.update import update_energy
+from eagle_jax.spectral import rows, vary
 
-
-class Way(NamedTuple):
-    """One way to correct X by what is left of the right-hand side.
-
-    Attributes:
-      residual: X -> (what `solve` starts from, Errors).
-      solve: (residual, wanted reduction) -> (z, iterations, whether it is too slow to go on).
-      lift: z -> correction of X.
-      rounds: of a residual, of an iteration, and of the first iteration beyond that.
-    """
-
-    residual: Callable
-    solve: Callable
-    lift: Callable
-    rounds: tuple[int, int, int]
+# Iterations before the pace is trusted.
+_GRACE = 16
 
 
 class Progress(NamedTuple):
@@ -74,19 +57,10 @@ class LeastSquares(NamedTuple):
         errors = self._errors(X, jnp.sqrt(squares[:, 0]), jnp.inf, jnp.inf)
         return r, errors._replace(merit=worst(norm(r, -1)))  # on noisy data, B - X A does not fall
 
-    def normal(self, X, projected):
-        """(B - X A) A^T; projected(that) bounds the norm of the residual's part in A's row space."""
-        rest = self.B - matmul(X, self.machine.A)
-        r, squares = self.peers.sums(matmul(rest, self.machine.A.T), rows(rest, rest))
-        return r, self._errors(X, jnp.sqrt(squares[:, 0]), norm(r, -1), projected(r))
-
     def _errors(self, X, size_R, size_gradient, size_PR):
         return judge(self.size, norm(X, -1), self.size_rhs, size_R, size_gradient, size_PR)
 
-    def spread_average(self, z):
-        return z
-
-    def spread_normal(self, z):
+    def spread(self, z):
         return z
 
 
@@ -109,14 +83,8 @@ class MinimumNorm(NamedTuple):
         gradient = jnp.sqrt(self.peers.sum(rows(RA, RA)))
         return R, judge(self.size, jnp.sqrt(squares[:, 0]), self.size_rhs, norm(R, -1), gradient[:, 0], jnp.inf)
 
-    def normal(self, X, _):
-        return self.averaged(X)
-
-    def spread_average(self, z):
+    def spread(self, z):
         return self.machine.spread(z) / self.peers.count
-
-    def spread_normal(self, z):
-        return matmul(z, self.machine.A)
 
 
 def by_mean_projector(machine: Machine, peers: Peers):
@@ -129,71 +97,214 @@ def by_mean_projector(machine: Machine, peers: Peers):
     return multiply
 
 
-def mean_projector(form, blind, budget) -> Way:
-    multiply = by_mean_projector(form.machine, form.peers)
-
-    def solve(r, needed):
-        return conjugate_residuals(multiply, r, needed, budget, blind)
-
-    return Way(form.averaged, solve, form.spread_average, (1, 1, 1))
-
-
 def conjugate_residuals(multiply, r, needed, budget, blind):
-    """Rows z with z E ~ r as by `krylov.conjugate_residuals`, but where an iteration is a round: none is wasted.
+    """Rows z with z E ~ r, each iteration a round: until the residual has fallen by `needed`, or its pace promises
+    nothing.
 
     Returns (z, iterations, slow); slow if the pace so far predicts more than `budget` iterations.
     """
     start = krylov_start(multiply, r)
-    step = partial(krylov_step, multiply, blind=blind)
-    state, i, slow = _iterated(step, start, lambda s: s.energy, needed, budget, grace=16)
-    return state.z, i, slow
-
-
-def _iterated(step, start, energy, needed, budget, grace):
-    """Steps until energy(state)^(1/2) has fallen by `needed`, or its pace after `grace` steps promises nothing.
-
-    Returns (state, steps, whether it is not there).
-    """
-    energy0 = energy(start)
-    drop = jnp.maximum(needed, DEEPEST).astype(energy0.dtype)
+    drop = jnp.maximum(needed, DEEPEST).astype(start.energy.dtype)
 
     def reduction(state):
-        return jnp.sqrt(jnp.max(safe_divide(energy(state), energy0)))
+        return jnp.sqrt(jnp.max(safe_divide(state.energy, start.energy)))
 
     def more(c):
         state, i = c
         now = reduction(state)
         predicted = i.astype(now.dtype) * jnp.log(drop) / jnp.minimum(jnp.log(now), -1e-6)
-        return (now > drop) & (i < budget) & ((i < grace) | (predicted < budget))
+        return (now > drop) & (i < budget) & ((i < _GRACE) | (predicted < budget))
 
-    carry = vary((start, jnp.asarray(0, jnp.int32)), energy0)
-    state, i = lax.while_loop(more, lambda c: (step(c[0]), c[1] + 1), carry)
-    return state, i, reduction(state) > drop
+    carry = varying_like((start, jnp.asarray(0, jnp.int32)), start)
+    state, i = lax.while_loop(more, lambda c: (krylov_step(multiply, c[0], blind), c[1] + 1), carry)
+    return state.z, i, reduction(state) > drop
 
 
-def preconditioned(form, budget) -> Way:
-    """For machines that all have rank d.
+def improve(form, blind, budget, on, rtol, limit) -> Progress:
+    """X from zero by the mean projector, until its backward error is at most rtol or stops falling; zero if not `on`.
 
-    H = mean (A^u A^u^T)^-1 is at least M (sum A^u A^u^T)^-1, by convexity of the inverse, which bounds ||P R||.
+    The number of rounds until it gives up is known to be too small after `budget` iterations in one pass.
     """
-    machine, peers = form.machine, form.peers
-    multiply, precondition = by_gram(machine, peers), by_mean_inverse(machine, peers)
+    multiply = by_mean_projector(form.machine, form.peers)
+    none, inf = jnp.asarray(0, jnp.int32), jnp.asarray(jnp.inf, form.machine.A.dtype)
+    nothing = varying_like(Progress(form.zero(), Errors(inf, inf), none, none), form.size, form.size_rhs)
 
-    def residual(X):
-        z = []
+    def body(c):
+        p, r, _ = c
+        z, i, slow = conjugate_residuals(multiply, r, 0.25 * rtol / p.errors.backward, budget, blind)
+        X = p.X + form.spread(z)
+        fresh, errors = form.averaged(X)
+        better = errors.merit < 0.7 * p.errors.merit
+        rounds = p.rounds + i + 2
+        going = ~slow & (errors.backward < 0.3 * p.errors.backward) & (errors.backward > rtol) & (rounds < limit)
+        X, errors, r = jax.tree.map(lambda n, o: jnp.where(better, n, o), (X, errors, fresh), (p.X, p.errors, r))
+        return Progress(X, errors, rounds, p.inner + i), r, going
 
-        def projected(r):
-            z.append(precondition(r))
-            return jnp.sqrt(jnp.maximum(rows(r, z[0])[:, 0], 0) / peers.count)
+    def run():
+        r, errors = form.averaged(nothing.X)
+        start = nothing._replace(errors=errors, rounds=nothing.rounds + 1), r, errors.backward > rtol
+        return lax.while_loop(lambda c: c[2], body, start)[0]
 
-        r, errors = form.normal(X, projected)
-        return (r, z[0] if z else precondition(r)), errors
+    return lax.cond(on, run, lambda: nothing)
 
-    def solve(start, needed):
-        r, z = start
-        return conjugate_gradients(multiply, precondition, r, z, needed, budget)
 
-    return Way(residual, solve, form.spread_normal, (2, 2, 0))
+class Answer(NamedTuple):
+    """Of the mean projector or of the factors; the value in the caller's scaling."""
+
+    value: jax.Array
+    error: jax.Array
+    method: jax.Array
+    rounds: jax.Array
+    inner: jax.Array
+    floats: jax.Array
+    norm: jax.Array
+    condition: jax.Array
+    rank: jax.Array  # -1 if not known
+
+
+def by_projector(form, local: Local, budget, on, rtol, limit, lift, certify) -> Answer:
+    """lift: X -> (the value, floats sent for it). certify: X -> the error that X has beyond its residual."""
+    blind = _blind(form.peers.largest(form.machine.growth)[0], form)
+    found = improve(form, blind, budget, on, rtol, limit)
+    value, sent = lift(found.X)
+    floats = found.rounds.astype(jnp.float32) * (form.size_rhs.shape[0] * form.machine.A.shape[0])
+    return Answer(
+        value=value,
+        error=jnp.maximum(found.errors.backward, certify(found.X)),
+        method=jnp.asarray(Method.PROJECTOR, jnp.int32),
+        rounds=found.rounds + int(sent > 0),
+        inner=found.inner,
+        floats=floats + sent,
+        norm=local.size / local.A_scale,
+        condition=local.kappa,
+        rank=jnp.asarray(-1, jnp.int32),
+    )
+
+
+def by_factors(A, B, C, peers: Peers, rtol, rcond) -> Answer:
+    """W, or B A⁺ C if C is given. Every pass of refinement is a round."""
+    factor, triangles, rounds = merged.factor(A, peers, rcond)
+    if C is None:
+        found = factor.estimate(B, rtol)
+        value, block, last = found.value, len(B) * len(factor.rows.P), 0
+    else:
+        found = factor.right(C, rtol)
+        value, block, last = peers.sum(matmul(B, found.value)), C.size, len(B) * C.shape[1]
+    blocks = found.passes + int(C is None)
+    return Answer(
+        value=value,
+        error=found.error,
+        method=jnp.asarray(Method.FACTORS, jnp.int32),
+        rounds=rounds + blocks + int(C is not None),
+        inner=jnp.zeros((), jnp.int32),
+        floats=(triangles + last + block * blocks).astype(jnp.float32),
+        norm=found.size,
+        condition=jnp.maximum(found.size * found.inverse_size, 1),
+        rank=found.rank,
+    )
+
+
+def accelerate(form, local: Local, blocks, limits, acceleration, lift, certify=lambda X: 0.0) -> Solution:
+    """The mean projector if the data may be consistent; with acceleration="auto" what is right for any data, where that
+    fails or would move more floats. lift and certify: see `by_projector`.
+    """
+    rtol, rcond, limit = limits
+    auto = acceleration == "auto" or form.peers.count == 1
+    d, k = form.machine.A.shape
+    k = min(d, k)
+    # As many floats as the factors take: a triangle, and three blocks.
+    patience = -(-(d * k - k * (k - 1) // 2) // (len(form.size_rhs) * d)) + 3
+    on = (local.consistent & (rcond is None)) if auto else jnp.asarray(True)
+    first = by_projector(form, local, min(limit, patience) if auto else limit, on, rtol, limit, lift, certify)
+
+    def alike(answer: Answer) -> Answer:
+        return varying_like(answer, form.size, form.size_rhs, local.size_B, local.finite)
+
+    def by_all():
+        A, B, C = (None if x is None else jnp.where(local.finite, x, 0) for x in blocks)
+        found = by_factors(A, B, C, form.peers, rtol, rcond)
+        spent = (getattr(first, name) + getattr(found, name) for name in ("rounds", "inner", "floats"))
+        return alike(found._replace(**dict(zip(("rounds", "inner", "floats"), spent, strict=True))))
+
+    if auto:
+        first = lax.cond(first.error > rtol, by_all, lambda: alike(first))
+    return _solution(first, local, form.peers, rtol, limit)
+
+
+def _blind(growth, form):
+    d, dtype = form.machine.A.shape[0], form.machine.A.dtype
+    return jnp.minimum(4 * jnp.finfo(dtype).eps * d**0.5 * growth, 1e-3).astype(dtype)
+
+
+def probed(local: Local, peers: Peers, rhs):
+    """The minimum-norm form of X A^T = rhs with one row more, and the error of that row's B X^T.
+
+    B x depends on which solution x of A x = c one takes, unless B = W A. The row is c = A x0 for a random x0, and the
+    error is how far B x is from B x0, relative to the size of the terms and to kappa, by which rounding may raise it.
+    """
+    machine, B = local.machine, local.B
+    x0 = jax.random.normal(peers.fold(jax.random.key(0)), (1, B.shape[1]), B.dtype)
+    probe, wanted, square = peers.sums(matmul(x0, machine.A.T), matmul(x0, B.T), rows(x0, x0))
+    rhs = jnp.concatenate([rhs, probe])
+
+    def certify(X):
+        got, square_x = peers.sums(matmul(X[-1:], B.T), rows(X[-1:], X[-1:]))
+        size = norm(local.size_B) * (jnp.sqrt(square) + jnp.sqrt(square_x)) * local.kappa
+        return safe_divide(norm(got - wanted), size[0, 0])
+
+    return MinimumNorm(machine, rhs, peers, local.size, norm(rhs, -1)), certify
+
+
+def estimate(A, B, axis, rtol, rcond, limit, acceleration) -> Solution:
+    """W = B A^+ of all columns, replicated; A and B are this machine's."""
+    peers = Peers.on(axis)
+    local = local_data(A, B, peers, rcond)
+    form = LeastSquares(local.machine, local.B, peers, local.size, local.size_B)
+
+    def lift(X):
+        return X * local.A_scale / local.B_scale, 0
+
+    return accelerate(form, local, (A, B, None), (rtol, rcond, limit), acceleration, lift)
+
+
+def solve(A, B, C, axis, rtol, rcond, limit, acceleration) -> Solution:
+    """D = B A^+ C, replicated, by A's minimum-norm solutions for the columns of C."""
+    peers = Peers.on(axis)
+    local = local_data(A, B, peers, rcond)
+    C_scale = power_of_two(jnp.max(jnp.abs(C), axis=0, initial=0))[:, None]
+    local = local._replace(finite=local.finite & jnp.all(jnp.isfinite(C)))
+    form, certify = probed(local, peers, C.T * C_scale)
+
+    def lift(X):
+        D = peers.sum(matmul(local.B, X[:-1].T))
+        return D * local.A_scale / local.B_scale / C_scale.T, D.size
+
+    return accelerate(form, local, (A, B, C), (rtol, rcond, limit), acceleration, lift, certify)
+
+
+def _solution(answer: Answer, local: Local, peers: Peers, rtol, limit) -> Solution:
+    value, error = answer.value, answer.error
+    eps, d = epsilon(value.dtype), local.machine.A.shape[0]
+    projector = answer.method == int(Method.PROJECTOR)
+    inconsistent = projector & ((error > 100 * eps) | ~local.consistent)
+    failed = jnp.where(inconsistent, Status.INCONSISTENT, Status.STAGNATED)
+    failed = jnp.where(projector & (answer.rounds >= limit), Status.MAX_STEPS, failed)
+    status = jnp.where(error <= rtol, Status.CONVERGED, failed)
+    status = jnp.where(jnp.all(jnp.isfinite(value)), status, Status.BREAKDOWN)
+    status = jnp.where(local.finite, status, Status.NONFINITE).astype(jnp.int32)
+    stats = DistributedStats(
+        steps=peers.most(local.machine.steps),
+        inner_steps=answer.inner,
+        backward_error=error,
+        norm=answer.norm,
+        condition=answer.condition,
+        rank=answer.rank,
+        method=answer.method,
+        rounds=answer.rounds,
+        floats=answer.floats,
+        gram_cheaper=answer.floats > d * (d + 1) / 2,
+    )
+    return Solution(jnp.where(local.finite, value, jnp.nan), status, stats)
 
 
 def by_gram(machine: Machine, peers: Peers):
@@ -229,211 +340,10 @@ def gradients_step(multiply, precondition, state: Gradients) -> Gradients:
     return Gradients(y, r, z, z + safe_divide(fresh, rz) * p, fresh)
 
 
-def conjugate_gradients(multiply, precondition, r, z, needed, budget):
-    """Rows y with y G ~ r, z = r H; needed is the reduction of <r H, r>^(1/2). Returns (y, iterations, slow)."""
-    step = partial(gradients_step, multiply, precondition)
-    state, i, slow = _iterated(step, gradients_start(r, z), lambda s: s.rz, needed, budget, grace=4)
-    return state.y, i, slow
-
-
-def gram(form, budget) -> Way:
-    """Conditions the sum of all A^u A^u^T, of which one triangle is sent, and uses it on residuals of the data."""
-    machine, peers = form.machine, form.peers
-    E = matmul(machine.A, machine.A.T)
-    d = E.shape[0]
-    upper = jnp.triu_indices(d)
-    packed = lax.psum(E[upper], peers.axis)
-    G = jnp.zeros((d, d), E.dtype).at[upper].set(packed)  # not zeros_like: E varies over machines
-    G = G + jnp.triu(G, 1).T
-    top = energy_bound(G)
-    top = jnp.where(top > 0, top, 1)
-    eps = jnp.finfo(E.dtype).eps
-
-    def unsettled(E, growth):
-        return norm(E - matmul(E, E)) > 10 * eps * growth**2 * d**0.5
-
-    P, Q, growth, _ = condition_energy(G / top, SETTLE, unsettled)
-    Q = Q / jnp.sqrt(top)
-    blind = jnp.minimum(4 * eps * d**0.5 * growth, 1e-3)
-    isometric = ~unsettled(P, growth) & (jnp.trace(P) > d - 0.5)  # then ||P R|| is the norm of R (Q A)^T
-
-    def multiply(r):
-        rQA = matmul(matmul(r, Q), machine.A)
-        rE = matmul(peers.sum(matmul(rQA, machine.A.T)), Q.T)
-        return rE, jnp.maximum(rows(r, rE), 0)
-
-    def residual(X):
-        r, errors = form.normal(X, lambda r: jnp.where(isometric, 1.1 * norm(matmul(r, Q.T), -1), jnp.inf))
-        return matmul(r, Q.T), errors
-
-    def solve(r, needed):
-        z, i, slow = conjugate_residuals(multiply, in_range(r, P), needed, budget, blind)
-        return in_range(matmul(in_range(z, P), Q), P), i, slow
-
-    return Way(residual, solve, form.spread_normal, (1, 1, 1))
-
-
-def improve(make_way: Callable[[], Way], X, errors: Errors, on, rtol, limit) -> Progress:
-    """Corrects X until its backward error is at most rtol or stops falling; nothing if not `on`."""
-    none = jnp.asarray(0, jnp.int32)
-
-    def body(c, way: Way):
-        p, r, _ = c
-        per_residual, per_iteration, first = way.rounds
-        z, i, slow = way.solve(r, 0.25 * rtol / p.errors.backward)
-        X = p.X + way.lift(z)
-        fresh, errors = way.residual(X)
-        better = errors.merit < 0.7 * p.errors.merit
-        rounds = p.rounds + per_iteration * i + first + per_residual
-        going = ~slow & (errors.backward < 0.3 * p.errors.backward) & (errors.backward > rtol) & (rounds < limit)
-        X, errors, r = jax.tree.map(lambda n, o: jnp.where(better, n, o), (X, errors, fresh), (p.X, p.errors, r))
-        return Progress(X, errors, rounds, p.inner + i), r, going
-
-    def run():
-        way = make_way()
-        r, errors = way.residual(X)
-        start = Progress(X, errors, none + way.rounds[0], none), r, errors.backward > rtol
-        return lax.while_loop(lambda c: c[2], partial(body, way=way), start)[0]
-
-    return lax.cond(on, run, lambda: Progress(X, errors, none, none))
-
-
-class Answer(NamedTuple):
-    """Of one of the accelerated forms. X is as the form has it."""
-
-    X: jax.Array
-    errors: Errors
-    method: jax.Array
-    rounds: jax.Array
-    inner: jax.Array
-    floats: jax.Array
-
-
-def accelerate(form, local: Local, rtol, limit, acceleration, certify=lambda X: 0.0) -> Answer:
-    """The mean projector if the data may be consistent, then what is right for any data, cheapest first.
-
-    Other ways than the mean projector are for acceleration="auto". certify: X -> error that the mean projector's X has
-    beyond its residual.
-    """
-    auto = acceleration == "auto" or form.peers.count == 1
-    height, d = form.size_rhs.shape[0], form.machine.A.shape[0]
-    blind = _blind(form.peers.largest(form.machine.growth)[0], form)
-    gram_rounds = -(-(d + 1) // (2 * height))  # as many floats as half of a d x d matrix
-    # What the Gram matrix would cost, and the rounds that come after it.
-    patience = min(limit, gram_rounds + 6) if auto else limit
-    unknown = _unknown(form)
-    zero = form.zero()
-
-    promising = local.consistent | (not auto)
-    first = improve(lambda: mean_projector(form, blind, patience), zero, unknown, promising, rtol, limit)
-    extra = certify(first.X)
-    errors = Errors(*(jnp.maximum(e, extra) for e in first.errors))
-    rounds, inner, method = first.rounds, first.inner, jnp.asarray(Method.PROJECTOR, jnp.int32)
-    if not auto:
-        return Answer(first.X, errors, method, rounds, inner, _floats(rounds, height * d))
-
-    best = first.X, errors, method
-    ways = [(lambda: gram(form, patience), jnp.asarray(True), Method.GRAM)]
-    if form.machine.wide:
-        ways.insert(0, (lambda: preconditioned(form, patience // 2), local.capable, Method.PRECONDITIONED))
-    for make_way, able, name in ways:
-        start = zero if isinstance(form, MinimumNorm) else best[0]
-        next_ = improve(make_way, start, unknown, able & (best[1].backward > rtol), rtol, limit)
-        better = next_.errors.backward < best[1].backward
-        new = next_.X, next_.errors, jnp.asarray(name, jnp.int32)
-        best = jax.tree.map(lambda n, o, better=better: jnp.where(better, n, o), new, best)
-        rounds, inner = rounds + next_.rounds, inner + next_.inner
-    X, errors, method = best
-    gram_floats = jnp.where(next_.rounds > 0, d * (d + 1) / 2, 0.0)
-    floats = _floats(rounds, height * d) + gram_floats.astype(jnp.float32)
-    return Answer(X, errors, method, rounds, inner, floats)
-
-
-def _blind(growth, form):
-    d, dtype = form.machine.A.shape[0], form.machine.A.dtype
-    return jnp.minimum(4 * jnp.finfo(dtype).eps * d**0.5 * growth, 1e-3).astype(dtype)
-
-
-def _unknown(form) -> Errors:
-    inf = jnp.asarray(jnp.inf, form.machine.A.dtype)
-    return Errors(inf, inf)
-
-
-def _floats(rounds, block):
-    return rounds.astype(jnp.float32) * block
-
-
-def probed(local: Local, peers: Peers, rhs):
-    """The minimum-norm form of X A^T = rhs with one row more, and the error of that row's B X^T.
-
-    B x depends on which solution x of A x = c one takes, unless B = W A. The row is c = A x0 for a random x0, and the
-    error is how far B x is from B x0, relative to the size of the terms and to kappa, by which rounding may raise it.
-    """
-    machine, B = local.machine, local.B
-    key = jax.random.fold_in(jax.random.key(0), lax.axis_index(peers.axis))
-    x0 = jax.random.normal(key, (1, B.shape[1]), B.dtype)
-    probe, wanted, square = peers.sums(matmul(x0, machine.A.T), matmul(x0, B.T), rows(x0, x0))
-    rhs = jnp.concatenate([rhs, probe])
-
-    def certify(X):
-        got, square_x = peers.sums(matmul(X[-1:], B.T), rows(X[-1:], X[-1:]))
-        size = norm(local.size_B) * (jnp.sqrt(square) + jnp.sqrt(square_x)) * local.kappa
-        return safe_divide(norm(got - wanted), size[0, 0])
-
-    return MinimumNorm(machine, rhs, peers, local.size, norm(rhs, -1)), certify
-
-
-def estimate(A, B, axis, rtol, rcond, limit, acceleration) -> Solution:
-    """W = B A^+ of all columns, replicated; A and B are this machine's."""
-    peers = Peers(axis)
-    local = local_data(A, B, peers, rcond)
-    form = LeastSquares(local.machine, local.B, peers, local.size, local.size_B)
-    answer = accelerate(form, local, rtol, limit, acceleration)
-    return _solution(answer.X * local.A_scale / local.B_scale, answer, local, peers, rtol, limit)
-
-
-def solve(A, B, C, axis, rtol, rcond, limit, acceleration) -> Solution:
-    """D = B A^+ C, replicated, by A's minimum-norm solutions for the columns of C."""
-    peers = Peers(axis)
-    local = local_data(A, B, peers, rcond)
-    C_scale = power_of_two(jnp.max(jnp.abs(C), axis=0, initial=0))[:, None]
-    local = local._replace(finite=local.finite & jnp.all(jnp.isfinite(C)))
-    form, certify = probed(local, peers, C.T * C_scale)
-    answer = accelerate(form, local, rtol, limit, acceleration, certify)
-    D = peers.sum(matmul(local.B, answer.X[:-1].T))
-    answer = answer._replace(rounds=answer.rounds + 1, floats=answer.floats + D.size)
-    return _solution(D * local.A_scale / local.B_scale / C_scale.T, answer, local, peers, rtol, limit)
-
-
-def _solution(value, answer: Answer, local: Local, peers: Peers, rtol, limit) -> Solution:
-    eps, d = jnp.finfo(value.dtype).eps, local.machine.A.shape[0]
-    error = answer.errors.backward
-    projector = answer.method == int(Method.PROJECTOR)
-    inconsistent = projector & ((error > 100 * eps) | ~local.consistent)
-    failed = jnp.where(inconsistent, Status.INCONSISTENT, Status.STAGNATED)
-    failed = jnp.where(answer.rounds >= limit, Status.MAX_STEPS, failed)
-    status = jnp.where(error <= rtol, Status.CONVERGED, failed)
-    status = jnp.where(jnp.all(jnp.isfinite(value)), status, Status.BREAKDOWN)
-    status = jnp.where(local.finite, status, Status.NONFINITE).astype(jnp.int32)
-    steps = lax.pmax(local.machine.steps, peers.axis)
-    stats = DistributedStats(
-        steps,
-        answer.inner,
-        error,
-        local.size / local.A_scale,
-        local.kappa,
-        answer.method,
-        answer.rounds,
-        answer.floats,
-        answer.floats > d * (d + 1) / 2,
-    )
-    return Solution(jnp.where(local.finite, value, jnp.nan), status, stats)
-
-
 def iterates(A, B, C, axis, rounds: int, method: Method):
     """D (rounds x d' x n') after each round of a Krylov iteration for W without restarts."""
-    peers = Peers(axis)
-    local = local_data(A, B, peers, float(jnp.finfo(A.dtype).eps) * max(A.shape))
+    peers = Peers.on(axis)
+    local = local_data(A, B, peers, None)
     form, machine = LeastSquares(local.machine, local.B, peers, local.size, local.size_B), local.machine
     if method == Method.PROJECTOR:  # one round for the residual, one for the first product, one for each iteration
         multiply, blind = by_mean_projector(machine, peers), _blind(local.growth, form)
@@ -462,38 +372,5 @@ def scanned(step, start, count: int):
 def inconsistency(local: Local, peers: Peers, rtol):
     """How far B is from W A, by a random probe: zero within rounding for consistent data."""
     form, certify = probed(local, peers, jnp.zeros((0, local.machine.A.shape[0]), local.B.dtype))
-    blind = _blind(local.growth, form)
-    make_way = partial(mean_projector, form, blind, MOST_ROUNDS)
-    return certify(improve(make_way, form.zero(), _unknown(form), jnp.asarray(True), rtol, MOST_ROUNDS).X)
-
-
-def in_range(x, E):
-    """x - x (I - E)^3: after whole cycles E is near a projector, and this drops what x has in its null space.
-
-    Cycles raise the noise there far more than the data may have needed.
-    """
-    rest = x
-    for _ in range(3):
-        rest = rest - matmul(rest, E)
-    return x - rest
-
-
-def condition_energy(E, cycle, more):
-    """Updates of E (norm at most 1) by cycles while more(E, growth), and while E has digits left to condition.
-
-    Returns (Q E Q^T, Q, growth, steps).
-    """
-    dtype = E.dtype
-    scales, etas = (jnp.asarray(v, dtype) for v in zip(*cycle, strict=True))
-
-    def go_on(c):
-        E, _, growth, _ = c
-        return more(E, growth) & (growth < 0.1 / jnp.finfo(dtype).eps ** 0.5)
-
-    def step(i, c):
-        E, Q, growth, steps = c
-        E, Q = update_energy(E, Q, etas[i])
-        return scales[i] ** 2 * E, scales[i] * Q, growth * scales[i], steps + 1
-
-    start = vary((E, jnp.eye(E.shape[-1], dtype=dtype), jnp.ones((), dtype), jnp.asarray(0, jnp.int32)), E)
-    return lax.while_loop(go_on, lambda c: lax.fori_loop(0, len(cycle), step, c), start)
+    found = improve(form, _blind(local.growth, form), MOST_ROUNDS, jnp.asarray(True), rtol, MOST_ROUNDS)
+    return certify(found.X)

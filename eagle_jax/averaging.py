@@ -41,7 +41,7 @@ def average(A, B, C, axis, rtol, rcond, limit, fixed: FixedSteps, freeze: bool) 
     Converges to B A^+ C if B = W A, and otherwise to something near the mean of the machines' own solutions, which
     the status says. `freeze` stops updating A and B when all machines are conditioned: same D, less work.
     """
-    peers = Peers(axis)
+    peers = Peers.on(axis)
     local = local_data(A, B, peers, rcond)
     step = partial(_average_step, peers=peers, fixed=fixed, freeze=freeze)
     loop = _averaged_estimate(local, peers, step) if C is None else _averaged_solve(local, C, step, fixed)
@@ -62,8 +62,9 @@ def average(A, B, C, axis, rtol, rcond, limit, fixed: FixedSteps, freeze: bool) 
     floats = c.steps.astype(jnp.float32) * block
     method, none = jnp.asarray(Method.AVERAGING, jnp.int32), jnp.asarray(0, jnp.int32)
     size = local.size / local.A_scale
+    unknown, cheaper = jnp.full_like(c.steps, -1), floats > d * (d + 1) / 2
     stats = DistributedStats(
-        c.steps, none, c.errors.backward, size, local.kappa, method, c.steps, floats, floats > d * (d + 1) / 2
+        c.steps, none, c.errors.backward, size, local.kappa, unknown, method, c.steps, floats, cheaper
     )
     return Solution(jnp.where(finite, D, jnp.nan), status, stats)
 
@@ -141,7 +142,7 @@ def _averaged_estimate(local: Local, peers: Peers, step) -> Averaged:
 
 def iterates(A, B, C, axis, rounds: int, fixed: FixedSteps):
     """D (rounds x d' x n') after each round."""
-    peers = Peers(axis)
+    peers = Peers.on(axis)
     local = local_data(A, B, peers, float(jnp.finfo(A.dtype).eps) * max(A.shape))
     loop = _averaged_solve(local, C, partial(_average_step, peers=peers, fixed=fixed, freeze=False), fixed)
     return loop.value(scanned(loop.advance, loop.start, rounds)) * loop.scale

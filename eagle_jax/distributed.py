@@ -60,7 +60,7 @@ def iterates_workers(A_blocks, B_blocks, C, *, rounds: int, method: Method, sche
     A, B = _stacked(A_blocks, B_blocks)
     (C,) = as_matrices(C=C)
     fixed = resolve(schedule)
-    if fixed is None or method == Method.GRAM:
+    if fixed is None or method == Method.FACTORS:
         raise ValueError(f"schedule={schedule!r}, method={method!r}: expected constant steps and an iterative method")
     return _iterates(A, B, C, rounds, method, fixed)
 

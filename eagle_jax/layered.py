@@ -73,7 +73,7 @@ def solve(A, B, C, rtol, schedule: LayerSteps, axis_name=None) -> Solution:
     """
     if 0 in (*A.shape, B.shape[0], C.shape[1]):
         raise ValueError(f"A {A.shape}, B {B.shape}, C {C.shape}: a LayerSteps needs blocks that are not empty")
-    peers = Alone() if axis_name is None else Peers(axis_name)
+    peers = Alone() if axis_name is None else Peers.on(axis_name)
     wanted, x = C.shape[1], jnp.zeros((A.shape[1], 0), A.dtype)
     if schedule.S or axis_name is not None:
         x = jax.random.normal(peers.fold(jax.random.key(0)), (A.shape[1], _PROBES), A.dtype)
@@ -99,5 +99,5 @@ def solve(A, B, C, rtol, schedule: LayerSteps, axis_name=None) -> Solution:
         method, floats = jnp.asarray(Method.AVERAGING, jnp.int32), jnp.asarray(sent, jnp.float32)
         cheaper = floats > A.shape[0] * (A.shape[0] + 1) / 2
         none = jnp.zeros_like(steps)
-        stats = DistributedStats(steps, none, error, size, kappa, method, steps, floats, cheaper)
+        stats = DistributedStats(steps, none, *stats[1:], method, steps, floats, cheaper)
     return Solution(jnp.where(dirty > 0, jnp.nan, D[:, :wanted]), status, stats)

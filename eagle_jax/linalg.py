@@ -88,16 +88,16 @@ def varying_like(tree, *like):
 
     A loop's carry must start as it goes on.
     """
-    axes = frozenset().union(*map(_varying_axes, jax.tree.leaves(like)))
+    axes = frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
 
     def cast(x):
-        missing = tuple(axes - _varying_axes(x))
+        missing = tuple(axes - varying_axes(x))
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)
 
 
-def _varying_axes(x) -> frozenset:
+def varying_axes(x) -> frozenset:
     return jax.typeof(x).manual_axis_type.varying
 
 

@@ -1,5 +1,6 @@
 """A machine that holds some columns (A^u, B^u) of A and B, conditioned, and what it can ask of its peers."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eagle_jax.linalg import matmul, norm, power_of_two
+from eagle_jax.linalg import epsilon, matmul, norm, power_of_two, varying_axes
 from eagle_jax.scaling import step_budget
 from eagle_jax.schedules import SETTLE
 from eagle_jax.solution import DistributedStats, Method, Solution, Status
@@ -85,16 +86,20 @@ def condition(A, limit: int) -> Machine:
 
 
 class Peers(NamedTuple):
-    """The machines on a named axis of shard_map or vmap."""
+    """The machines on one or more named axes of shard_map or vmap."""
 
-    axis: str
+    axes: tuple
+
+    @classmethod
+    def on(cls, axis_name) -> "Peers":
+        return cls(axis_name if isinstance(axis_name, tuple) else (axis_name,))
 
     @property
     def count(self) -> int:
-        return lax.axis_size(self.axis)
+        return math.prod(map(lax.axis_size, self.axes))
 
     def sum(self, x) -> jax.Array:
-        return lax.psum(x, self.axis)
+        return lax.psum(x, self.axes)
 
     def sums(self, *parts) -> list[jax.Array]:
         """Sums of matrices with equally many rows, in one collective."""
@@ -104,24 +109,38 @@ class Peers(NamedTuple):
     def mean(self, x):
         return self.sum(x) / self.count
 
+    def most(self, x):
+        """The maxima."""
+        return lax.pmax(x, self.axes)
+
     def largest(self, *scalars):
-        return lax.pmax(jnp.stack(scalars), self.axis)
+        return self.most(jnp.stack(scalars))
 
     def all(self, flag):
-        return lax.pmin(flag.astype(jnp.int32), self.axis) > 0
+        return lax.pmin(flag.astype(jnp.int32), self.axes) > 0
+
+    def gather(self, x, axis):
+        """All x along one of the axes, the same on all of its machines; typed so, where types tell (shard_map)."""
+        typed = axis in varying_axes(x)
+        return lax.all_gather(x, axis, to="invarying" if typed else "varying")
 
     def fold(self, key):
         """A key of this machine's own."""
-        return jax.random.fold_in(key, lax.axis_index(self.axis))
+        for axis in self.axes:
+            key = jax.random.fold_in(key, lax.axis_index(axis))
+        return key
 
 
-class Alone:
+class Alone(NamedTuple):
     """What `Peers` does, for one machine without peers."""
 
     def sum(self, x):
         return x
 
     def mean(self, x):
+        return x
+
+    def most(self, x):
         return x
 
     def largest(self, *scalars):
@@ -143,32 +162,29 @@ class Local(NamedTuple):
     kappa: jax.Array
     growth: jax.Array
     consistent: jax.Array  # B = W^u A^u on every machine
-    capable: jax.Array  # every machine has rank d
     finite: jax.Array
 
 
 def local_data(A, B, peers: Peers, rcond) -> Local:
-    eps, d = jnp.finfo(A.dtype).eps, A.shape[0]
+    eps = jnp.finfo(A.dtype).eps
     finite = peers.all(jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(B)))
     top = peers.largest(jnp.max(jnp.abs(A), initial=0), *jnp.max(jnp.abs(B), axis=1, initial=0))
     scale = power_of_two(jnp.where(finite, top, 1))
     A_scale, B_scale = scale[0], scale[1:, None]
+    rcond = epsilon(A.dtype) * max(A.shape) if rcond is None else rcond
     machine, B = condition(A * A_scale, step_budget(None, rcond)), B * B_scale
     rest = B - matmul(machine.collect(B), machine.A)
     consistent = norm(rest) <= 100 * eps * machine.kappa * norm(B)
-    capable = machine.wide & (norm(machine.U) ** 2 > d - 0.5)
     size, kappa, growth = peers.largest(machine.size, machine.kappa, machine.growth)
     size_B = jnp.sqrt(peers.sum(rows(B, B))[:, 0])
-    return Local(
-        machine, B, A_scale, B_scale, size, size_B, kappa, growth, peers.all(consistent), peers.all(capable), finite
-    )
+    return Local(machine, B, A_scale, B_scale, size, size_B, kappa, growth, peers.all(consistent), finite)
 
 
 def empty(value, A, B, axis) -> Solution:
     """The answer if nothing is asked for, or A has no rows; machines still agree on whether the data is finite."""
-    finite = Peers(axis).all(jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(B)))
+    finite = Peers.on(axis).all(jnp.all(jnp.isfinite(A)) & jnp.all(jnp.isfinite(B)))
     status = jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32)
     none, zero, one = jnp.asarray(0, jnp.int32), jnp.zeros((), A.dtype), jnp.ones((), A.dtype)
-    floats, method = jnp.zeros((), jnp.float32), jnp.asarray(Method.PROJECTOR, jnp.int32)
-    stats = DistributedStats(none, none, zero, zero, one, method, none, floats, jnp.asarray(False))
+    floats, method = jnp.zeros((), jnp.float32), jnp.asarray(Method.FACTORS, jnp.int32)
+    stats = DistributedStats(none, none, zero, zero, one, none, method, none, floats, jnp.asarray(False))
     return Solution(value, status, stats)

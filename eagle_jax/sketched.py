@@ -141,7 +141,7 @@ def plain_budget(A, sketch: Sketch, fixed: FixedSteps, rcond) -> int:
 
 def run_plain(A, B, C, sketch: Sketch, axis, rtol, rcond, limit, fixed: FixedSteps) -> Solution:
     """The paper's sketched EAGLE, or its estimation form if C is None; on machines if there is an axis."""
-    peers = Alone() if axis is None else Peers(axis)
+    peers = Alone() if axis is None else Peers.on(axis)
     budget = plain_budget(A, sketch, fixed, rcond)
     data, sketch = _data(A, B, C, sketch, peers)
     estimating = C is None
@@ -179,7 +179,10 @@ def _stats(data: Data, c, columns, peers, contraction, slowness):
     block = columns.size + data.B.shape[0] * (columns.shape[1] + (d if data.C is None else 0))
     floats = c.steps.astype(jnp.float32) * block
     method, gram = jnp.asarray(Method.AVERAGING, jnp.int32), floats > d * (d + 1) / 2
-    return DistributedStats(c.steps, none, c.errors.backward, data.norm, condition, method, c.steps, floats, gram)
+    unknown = jnp.full_like(c.steps, -1)
+    return DistributedStats(
+        c.steps, none, c.errors.backward, data.norm, condition, unknown, method, c.steps, floats, gram
+    )
 
 
 # ---- deflation -----------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ class Method(enum.IntEnum):
     AVERAGING = 0
     PROJECTOR = 1
     PRECONDITIONED = 2
-    GRAM = 3
+    FACTORS = 3
 
 
 class DistributedStats(NamedTuple):
@@ -101,11 +101,12 @@ class DistributedStats(NamedTuple):
       steps: Updates of A, on the machine that took most.
       inner_steps: Krylov iterations.
       backward_error: as in `Stats`.
-      norm: of the machine with the largest one; a lower bound of ||A||.
-      condition: of the machine with the largest one, from above: kappa_max.
+      norm: as in `Stats` for FACTORS; else of the machine with the largest one, a lower bound of ||A||.
+      condition: as in `Stats` for FACTORS; else of the machine with the largest one, from above: kappa_max.
+      rank: as in `Stats` for FACTORS; else -1.
       method: a `Method`.
       rounds: collective sums of a thin block, one after the other.
-      floats: sent by each machine in all of them, a Gram matrix included.
+      floats: sent by each machine in all of them, a triangle of FACTORS included.
       gram_cheaper: whether sending half of the d x d Gram matrix would have taken fewer floats.
     """
 
@@ -114,6 +115,7 @@ class DistributedStats(NamedTuple):
     backward_error: jax.Array
     norm: jax.Array
     condition: jax.Array
+    rank: jax.Array
     method: jax.Array
     rounds: jax.Array
     floats: jax.Array

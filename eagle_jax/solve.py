@@ -502,6 +502,7 @@ def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Setting
         return sketched.run_plain(A, B, C, sketch, axis_name, rtol, rcond, limit, fixed or PAPER)
     if acceleration in ("none", "freeze"):
         return averaging.average(A, B, C, axis_name, rtol, rcond, limit, fixed or PAPER, acceleration == "freeze")
+    rcond = settings.rcond
     if C is None:
         return accelerated.estimate(A, B, axis_name, rtol, rcond, limit, acceleration)
     if B.shape[0] <= C.shape[1]:
@@ -513,7 +514,7 @@ def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Setting
 def _among_machines_jvp(axis_name, settings, acceleration, primals, tangents):
     *blocks, sketch = primals
     solution = _among_machines(*blocks, sketch, axis_name, settings, acceleration)
-    peers = machines.Peers(axis_name)
+    peers = machines.Peers.on(axis_name)
     J = derivatives.shared_pseudo_inverse(blocks[0], _whole_estimate(settings), peers)
     return solution, derivatives.with_tangent(solution, derivatives.tangent(J, blocks, tangents[:3], peers))
 

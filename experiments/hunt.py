@@ -43,7 +43,7 @@ class Case:
     about: str
 
 
-def _spectrum(rng, k: int, kappa: float) -> tuple[np.ndarray, str]:
+def spectrum(rng, k: int, kappa: float) -> tuple[np.ndarray, str]:
     kind = rng.choice(["geometric", "clusters", "gap"])
     if kind == "geometric" or k == 1:
         return np.geomspace(1, 1 / kappa, k) if k > 1 else np.ones(1), "geometric"
@@ -62,7 +62,7 @@ def draw(rng, d: int, n: int, dtype: str, rcond: float | None) -> Case | None:
 
     k = min(d, n) if rng.random() < 0.5 else int(rng.integers(1, min(d, n) + 1))
     kappa = 10 ** rng.uniform(0, -np.log10(eps * max(d, n)) - 2)
-    s, kind = _spectrum(rng, k, kappa)
+    s, kind = spectrum(rng, k, kappa)
     U, V = (np.linalg.qr(normal(m, k))[0] for m in (d, n))
     A = (U * s) @ V.conj().T
     consistent = rng.random() < 0.5

@@ -38,11 +38,13 @@ from eagle_jax.linalg import (
     real_dtype,
     repeat,
     safe_divide,
+    square,
     times,
     times_powers,
     varying_like,
     worst,
 )
+from eagle_jax.machines import Alone, Peers
 from eagle_jax.methods.lq import ONE_BLOCK, Sizes, Triangle, lq, solve_left, solve_right, turned
 from eagle_jax.schedules import SETTLE
 
@@ -299,44 +301,48 @@ def _refined(correct, residual, explain, first, start, rtol) -> Refined:
         return (passes < 2) | ((error > 0.25 * rtol) & (error < 0.25 * before) & (passes < 8))
 
     inf = jnp.full((), jnp.inf, real_dtype(start.dtype))
-    carry = start, first, inf, inf, jnp.zeros((), jnp.int32)
-    X, _, error, _, passes = lax.while_loop(more, pass_, varying_like(carry, first, start, residual(start)))
+    rest = first, inf, inf, jnp.zeros((), jnp.int32)
+    # Of machines X may be one's own rows; the errors are everybody's.
+    carry = varying_like(start, first, correct(first)), *varying_like(rest, first)
+    X, _, error, _, passes = lax.while_loop(more, pass_, carry)
     return Refined(X, error, passes)
 
 
-def least_squares(f: Rows, B, rtol) -> Refined:
+def least_squares(f: Rows, B, rtol, total) -> Refined:
     """W ~ B A⁺ of the scaled A. P is a basis of what A explains: ‖R Pᴴ‖ is what is left to explain of B, for any rank.
 
     The backward error compares it, row by row, with Σ |w_i| ‖a_i‖ + ‖b‖: each row of A may be wrong in its own size.
+    Columns of A, B and P may be one machine's; then `total` sums over machines.
     """
-    sizes, size_B = lengths(f.A), lengths(B)
+    squares = total(jnp.square(jnp.concatenate([lengths(f.A), lengths(B)])))
+    sizes, size_B = jnp.split(jnp.sqrt(squares), [len(f.A)])
 
     def explain(R, W):
-        G = matmul(R, adjoint(f.P))
+        G = total(matmul(R, adjoint(f.P)))
         return G, worst(safe_divide(lengths(G), matmul(jnp.abs(W), sizes[:, None])[:, 0] + size_B))
 
     return _refined(
         correct=lambda G: matmul(solve_right(G, f.R), f.V),
         residual=lambda W: B - matmul(W, f.A),
         explain=explain,
-        first=matmul(B, adjoint(f.P)),
+        first=total(matmul(B, adjoint(f.P))),
         start=jnp.zeros((len(B), len(f.A)), B.dtype),
         rtol=rtol,
     )
 
 
-def minimum_norm(f: Rows, C, rtol) -> Refined:
-    """Y ~ A⁺ C of the scaled A; V (C - A Y) is what is left, since V A = R P."""
+def minimum_norm(f: Rows, C, rtol, total) -> Refined:
+    """Y ~ A⁺ C of the scaled A; V (C - A Y) is what is left, since V A = R P. Rows of Y are where A's columns are."""
     first = matmul(f.V, C)
     size_R, size_C = jnp.max(norm(f.R.L, 1)), norm(first, 0)
 
     def explain(R, Y):
         G = matmul(f.V, R)
-        return G, worst(safe_divide(norm(G, 0), size_R * norm(Y, 0) + size_C))
+        return G, worst(safe_divide(norm(G, 0), size_R * jnp.sqrt(total(jnp.sum(square(Y), 0))) + size_C))
 
     return _refined(
         correct=lambda G: matmul(adjoint(f.P), solve_left(f.R, G)),
-        residual=lambda Y: C - matmul(f.A, Y),
+        residual=lambda Y: C - total(matmul(f.A, Y)),
         explain=explain,
         first=first,
         start=jnp.zeros((f.A.shape[1], C.shape[1]), C.dtype),
@@ -358,10 +364,14 @@ class Answer(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Factor:
-    """A's factorisation, for any number of right-hand sides; a pytree. A is to be finite."""
+    """A's factorisation, for any number of right-hand sides; a pytree. A is to be finite.
+
+    With peers, which hold some columns each, A and B are this machine's, and so are the rows of A⁺; all else is shared.
+    """
 
     rows: Rows  # of A, or of its adjoint
     tall: bool = dataclasses.field(metadata={"static": True})
+    peers: Alone | Peers = dataclasses.field(default=Alone(), metadata={"static": True})
 
     @classmethod
     def of(cls, A, rcond=None, columns: int | jax.Array = 0) -> "Factor":
@@ -394,16 +404,21 @@ class Factor:
         C = times(times(C, unit), s / jnp.max(s))
         return times(C - matmul(f.A, matmul(adjoint(f.P), solve_left(f.R, matmul(f.V, C)))), jnp.max(s) / s) / unit
 
+    def inverse(self, rtol) -> Answer:
+        """A⁺, by as few right-hand sides as possible."""
+        few = jnp.eye(len(self.rows.A), dtype=self.rows.A.dtype)
+        return self.estimate(few, rtol) if self.tall else self.right(few, rtol)
+
     def _left(self, B, rtol) -> Answer:
-        unit = power_of_two(jnp.max(jnp.abs(B), 1, keepdims=True))
-        W, error, passes = least_squares(self.rows, times(B, unit), rtol)
+        unit = power_of_two(self.peers.most(jnp.max(jnp.abs(B), 1, keepdims=True)))
+        W, error, passes = least_squares(self.rows, times(B, unit), rtol, self.peers.sum)
         return self._answer(times_powers(W, (self.rows.s, self.rows.unit), (unit,)), error, passes)
 
     def _right(self, C, rtol) -> Answer:
         first, top = power_of_two(jnp.max(jnp.abs(C), 0)), jnp.max(self.rows.s)
         C = times(times(C, first), (self.rows.s / top)[:, None])
         then = power_of_two(jnp.max(jnp.abs(C), 0))
-        Y, error, passes = minimum_norm(self.rows, times(C, then), rtol)
+        Y, error, passes = minimum_norm(self.rows, times(C, then), rtol, self.peers.sum)
         return self._answer(times_powers(Y, (top, self.rows.unit), (first, then)), error, passes)
 
     def _answer(self, value, error, passes) -> Answer:
