@@ -1,9 +1,8 @@
 """EAGLE among machines that each hold some columns (A^u, B^u) of A and B: what runs inside shard_map or vmap.
 
     averaging        the paper's: C and D are replaced by the mean of every machine's Update. See `averaging`.
-    mean projector   conjugate residuals on P = mean A^u J^u, of which averaging is the Richardson iteration. Updates
-                     turn A^u into U^u with orthonormal columns or rows, and give an approximate inverse J^u = (A^u)^+
-                     as a product of two matrices. For B = W A; blocks of d x n' or d' x d floats cross machines.
+    mean projector   conjugate residuals on P = mean A^u J^u, of which averaging is the Richardson iteration; every
+                     machine finds J^u = (A^u)^+ by itself. For B = W A; d x n' or d' x d floats a round.
     factors          right for any data: the factorisation of all columns, from every machine's own. See
                      `methods.merged`. Triangles of d (d + 1) / 2 floats cross machines, once.
 
@@ -22,10 +21,11 @@ from jax import lax
 from eagle_jax.certificate import Errors, judge
 from eagle_jax.krylov import DEEPEST, krylov_start, krylov_step
 from eagle_jax.linalg import epsilon, matmul, norm, power_of_two, safe_divide, varying_like, worst
-from eagle_jax.machines import MOST_ROUNDS, Local, Machine, Peers, local_data
+from eagle_jax.local import Local, Machine, local_data
+from eagle_jax.machines import MOST_ROUNDS, Peers
 from eagle_jax.methods import merged
 from eagle_jax.solution import DistributedStats, Method, Solution, Status
-from eagle_jax.spectral import rows, vary
+from eagle_jax.spectral import rows
 
 # Iterations before the pace is trusted.
 _GRACE = 16
@@ -74,7 +74,7 @@ class MinimumNorm(NamedTuple):
     size_rhs: jax.Array
 
     def zero(self):
-        return vary(jnp.zeros((self.rhs.shape[0], self.machine.A.shape[1]), self.rhs.dtype), self.machine.size)
+        return varying_like(jnp.zeros((self.rhs.shape[0], self.machine.A.shape[1]), self.rhs.dtype), self.machine.size)
 
     def averaged(self, X):
         AX, squares = self.peers.sums(matmul(X, self.machine.A.T), rows(X, X))
@@ -120,12 +120,12 @@ def conjugate_residuals(multiply, r, needed, budget, blind):
     return state.z, i, reduction(state) > drop
 
 
-def improve(form, blind, budget, on, rtol, limit) -> Progress:
+def improve(form, budget, on, rtol, limit) -> Progress:
     """X from zero by the mean projector, until its backward error is at most rtol or stops falling; zero if not `on`.
 
     The number of rounds until it gives up is known to be too small after `budget` iterations in one pass.
     """
-    multiply = by_mean_projector(form.machine, form.peers)
+    multiply, blind = by_mean_projector(form.machine, form.peers), _blind(form.machine.A)
     none, inf = jnp.asarray(0, jnp.int32), jnp.asarray(jnp.inf, form.machine.A.dtype)
     nothing = varying_like(Progress(form.zero(), Errors(inf, inf), none, none), form.size, form.size_rhs)
 
@@ -164,8 +164,7 @@ class Answer(NamedTuple):
 
 def by_projector(form, local: Local, budget, on, rtol, limit, lift, certify) -> Answer:
     """lift: X -> (the value, floats sent for it). certify: X -> the error that X has beyond its residual."""
-    blind = _blind(form.peers.largest(form.machine.growth)[0], form)
-    found = improve(form, blind, budget, on, rtol, limit)
+    found = improve(form, budget, on, rtol, limit)
     value, sent = lift(found.X)
     floats = found.rounds.astype(jnp.float32) * (form.size_rhs.shape[0] * form.machine.A.shape[0])
     return Answer(
@@ -214,7 +213,7 @@ def accelerate(form, local: Local, blocks, limits, acceleration, lift, certify=l
     k = min(d, k)
     # As many floats as the factors take: a triangle, and three blocks.
     patience = -(-(d * k - k * (k - 1) // 2) // (len(form.size_rhs) * d)) + 3
-    on = (local.consistent & (rcond is None)) if auto else jnp.asarray(True)
+    on = (local.consistent & local.sound & (rcond is None)) if auto else jnp.asarray(True)
     first = by_projector(form, local, min(limit, patience) if auto else limit, on, rtol, limit, lift, certify)
 
     def alike(answer: Answer) -> Answer:
@@ -231,9 +230,9 @@ def accelerate(form, local: Local, blocks, limits, acceleration, lift, certify=l
     return _solution(first, local, form.peers, rtol, limit)
 
 
-def _blind(growth, form):
-    d, dtype = form.machine.A.shape[0], form.machine.A.dtype
-    return jnp.minimum(4 * jnp.finfo(dtype).eps * d**0.5 * growth, 1e-3).astype(dtype)
+def _blind(A) -> float:
+    """Eigenvalues of the mean projector that rounding cannot tell from zero."""
+    return min(4 * epsilon(A.dtype) * len(A) ** 0.5, 1e-3)
 
 
 def probed(local: Local, peers: Peers, rhs):
@@ -258,7 +257,7 @@ def probed(local: Local, peers: Peers, rhs):
 def estimate(A, B, axis, rtol, rcond, limit, acceleration) -> Solution:
     """W = B A^+ of all columns, replicated; A and B are this machine's."""
     peers = Peers.on(axis)
-    local = local_data(A, B, peers, rcond)
+    local = local_data(A, B, peers)
     form = LeastSquares(local.machine, local.B, peers, local.size, local.size_B)
 
     def lift(X):
@@ -270,7 +269,7 @@ def estimate(A, B, axis, rtol, rcond, limit, acceleration) -> Solution:
 def solve(A, B, C, axis, rtol, rcond, limit, acceleration) -> Solution:
     """D = B A^+ C, replicated, by A's minimum-norm solutions for the columns of C."""
     peers = Peers.on(axis)
-    local = local_data(A, B, peers, rcond)
+    local = local_data(A, B, peers)
     C_scale = power_of_two(jnp.max(jnp.abs(C), axis=0, initial=0))[:, None]
     local = local._replace(finite=local.finite & jnp.all(jnp.isfinite(C)))
     form, certify = probed(local, peers, C.T * C_scale)
@@ -293,7 +292,7 @@ def _solution(answer: Answer, local: Local, peers: Peers, rtol, limit) -> Soluti
     status = jnp.where(jnp.all(jnp.isfinite(value)), status, Status.BREAKDOWN)
     status = jnp.where(local.finite, status, Status.NONFINITE).astype(jnp.int32)
     stats = DistributedStats(
-        steps=peers.most(local.machine.steps),
+        steps=peers.most(local.machine.passes),
         inner_steps=answer.inner,
         backward_error=error,
         norm=answer.norm,
@@ -314,7 +313,7 @@ def by_gram(machine: Machine, peers: Peers):
 
 def by_mean_inverse(machine: Machine, peers: Peers):
     """r -> r H, one round."""
-    return lambda r: peers.mean(matmul(matmul(r, machine.half.T), machine.half))
+    return lambda r: peers.mean(machine.collect(machine.spread(r)))
 
 
 class Gradients(NamedTuple):
@@ -326,7 +325,7 @@ class Gradients(NamedTuple):
 
 
 def gradients_start(r, z) -> Gradients:
-    return vary(Gradients(jnp.zeros_like(r), r, z, z, rows(r, z)), r + z)
+    return varying_like(Gradients(jnp.zeros_like(r), r, z, z, rows(r, z)), r + z)
 
 
 def gradients_step(multiply, precondition, state: Gradients) -> Gradients:
@@ -343,10 +342,10 @@ def gradients_step(multiply, precondition, state: Gradients) -> Gradients:
 def iterates(A, B, C, axis, rounds: int, method: Method):
     """D (rounds x d' x n') after each round of a Krylov iteration for W without restarts."""
     peers = Peers.on(axis)
-    local = local_data(A, B, peers, None)
+    local = local_data(A, B, peers)
     form, machine = LeastSquares(local.machine, local.B, peers, local.size, local.size_B), local.machine
     if method == Method.PROJECTOR:  # one round for the residual, one for the first product, one for each iteration
-        multiply, blind = by_mean_projector(machine, peers), _blind(local.growth, form)
+        multiply, blind = by_mean_projector(machine, peers), _blind(A)
         state = krylov_start(multiply, form.averaged(form.zero())[0])
         W, spent = scanned(lambda s: krylov_step(multiply, s, blind), state, rounds).z, 2
     else:  # two rounds for the residual and two for each iteration, of which the second prepares the next
@@ -372,5 +371,5 @@ def scanned(step, start, count: int):
 def inconsistency(local: Local, peers: Peers, rtol):
     """How far B is from W A, by a random probe: zero within rounding for consistent data."""
     form, certify = probed(local, peers, jnp.zeros((0, local.machine.A.shape[0]), local.B.dtype))
-    found = improve(form, _blind(local.growth, form), MOST_ROUNDS, jnp.asarray(True), rtol, MOST_ROUNDS)
+    found = improve(form, MOST_ROUNDS, jnp.asarray(True), rtol, MOST_ROUNDS)
     return certify(found.X)

@@ -12,7 +12,8 @@ from eagle_jax import plain
 from eagle_jax.accelerated import inconsistency, scanned
 from eagle_jax.certificate import Errors, judge
 from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, worst
-from eagle_jax.machines import Local, Peers, local_data
+from eagle_jax.local import Local, local_data
+from eagle_jax.machines import Peers
 from eagle_jax.schedules import FixedSteps
 from eagle_jax.solution import DistributedStats, Method, Solution, Status
 from eagle_jax.spectral import rows
@@ -42,7 +43,7 @@ def average(A, B, C, axis, rtol, rcond, limit, fixed: FixedSteps, freeze: bool) 
     the status says. `freeze` stops updating A and B when all machines are conditioned: same D, less work.
     """
     peers = Peers.on(axis)
-    local = local_data(A, B, peers, rcond)
+    local = local_data(A, B, peers)
     step = partial(_average_step, peers=peers, fixed=fixed, freeze=freeze)
     loop = _averaged_estimate(local, peers, step) if C is None else _averaged_solve(local, C, step, fixed)
     c = plain.run(loop.start, loop.advance, loop.measure, loop.value, rtol, limit)
@@ -71,9 +72,9 @@ def average(A, B, C, axis, rtol, rcond, limit, fixed: FixedSteps, freeze: bool) 
 
 def _drowned(local: Local, peers: Peers, steps, fixed: FixedSteps, rtol):
     """Whether rounding noise in a deficient machine's null space, which every Update raises, may have reached D."""
-    A, U = local.machine.A, local.machine.U
+    A = local.machine.A
     columns = jnp.sum(jnp.any(A != 0, axis=0))
-    full = norm(U) ** 2 > jnp.minimum(columns, A.shape[0]).astype(A.dtype) - 0.5
+    full = local.machine.rank == jnp.minimum(columns, A.shape[0])
     raised = jnp.finfo(A.dtype).eps * jnp.asarray(1 / fixed.contraction, A.dtype) ** steps.astype(A.dtype)
     return ~peers.all(full) & (raised**2 > rtol)  # D has it twice, through A and through B
 
@@ -143,6 +144,6 @@ def _averaged_estimate(local: Local, peers: Peers, step) -> Averaged:
 def iterates(A, B, C, axis, rounds: int, fixed: FixedSteps):
     """D (rounds x d' x n') after each round."""
     peers = Peers.on(axis)
-    local = local_data(A, B, peers, float(jnp.finfo(A.dtype).eps) * max(A.shape))
+    local = local_data(A, B, peers)
     loop = _averaged_solve(local, C, partial(_average_step, peers=peers, fixed=fixed, freeze=False), fixed)
     return loop.value(scanned(loop.advance, loop.start, rounds)) * loop.scale

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.linalg import matmul, norm, safe_divide, worst
-from eagle_jax.spectral import vary
+from eagle_jax.linalg import matmul, norm, safe_divide, varying_like, worst
 
 
 class Errors(NamedTuple):
@@ -61,7 +60,7 @@ def times_transpose(R, M):
         return total + matmul(part(R), part(M).T)
 
     rest = matmul(R[:, whole:], M[:, whole:].T)
-    return jax.lax.fori_loop(0, whole // _CHUNK, add, vary(rest, R[0, 0] + M[0, 0]))
+    return jax.lax.fori_loop(0, whole // _CHUNK, add, varying_like(rest, R[0, 0] + M[0, 0]))
 
 
 def settled(errors: Errors, stationary, growth, rtol):

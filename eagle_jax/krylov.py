@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.linalg import safe_divide
-from eagle_jax.spectral import rows, vary
+from eagle_jax.linalg import safe_divide, varying_like
+from eagle_jax.spectral import rows
 
 # A fresh residual is due after a reduction by that.
 DEEPEST = 1e-12
@@ -23,7 +23,7 @@ class Krylov(NamedTuple):
 
 def krylov_start(multiply, r) -> Krylov:
     rE, energy = multiply(r)
-    return vary(Krylov(jnp.zeros_like(r), r, r, rE, rE, energy), rE)
+    return varying_like(Krylov(jnp.zeros_like(r), r, r, rE, rE, energy), rE)
 
 
 def krylov_step(multiply, state: Krylov, blind) -> Krylov:

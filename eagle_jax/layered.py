@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from eagle_jax.linalg import matmul, norm, safe_divide
+from eagle_jax.linalg import matmul, norm, safe_divide, varying_like
 from eagle_jax.machines import Alone, Peers
 from eagle_jax.plain import DIVERGED
 from eagle_jax.schedules import LayerSteps
 from eagle_jax.solution import DistributedStats, Method, Solution, Stats, Status
-from eagle_jax.spectral import condition_of, vary
+from eagle_jax.spectral import condition_of
 from eagle_jax.update import State, update
 
 _PROBES = 4
@@ -31,7 +31,7 @@ def states(A, B, C, schedule: LayerSteps, axis_name=None) -> State:
     """The blocks before the first step and after each, stacked. With `axis_name` C and D are machines' averages."""
     reduce = (lambda x: x) if axis_name is None else lambda x: lax.pmean(x, axis_name)
     start = State(A, B, C, jnp.zeros((B.shape[0], C.shape[1]), A.dtype))
-    start = vary(start, jnp.sum(A) + jnp.sum(B) + jnp.sum(C))
+    start = varying_like(start, jnp.sum(A) + jnp.sum(B) + jnp.sum(C))
 
     def step(state, sizes):
         eta, gamma, *S = sizes

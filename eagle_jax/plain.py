@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from eagle_jax.certificate import Errors, backward_error, settled
-from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, times_powers
+from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, times_powers, varying_like
 from eagle_jax.scaling import step_budget
 from eagle_jax.schedules import FixedSteps
 from eagle_jax.solution import Solution, Stats, Status
-from eagle_jax.spectral import energy_bound, vary
+from eagle_jax.spectral import energy_bound
 from eagle_jax.update import State, update, update_estimate
 
 # A residual this much larger than at the start is divergence, not a detour.
@@ -69,7 +69,7 @@ def run(iterate, advance, measure, value, rtol, limit) -> _Loop:
         )
 
     start = _Loop(iterate, value(iterate), first, first.merit, first.backward <= rtol, zero, zero)
-    start = vary(start, first.merit)
+    start = varying_like(start, first.merit)
     return lax.while_loop(more, body, start)
 
 

@@ -25,11 +25,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from eagle_jax.blocks import as_count, as_matrices, check_equal
-from eagle_jax.linalg import matmul
+from eagle_jax.linalg import matmul, varying_like
 from eagle_jax.plain import scaled_state
 from eagle_jax.scaling import step_budget
 from eagle_jax.schedules import FixedSteps, resolve
-from eagle_jax.spectral import vary
 from eagle_jax.update import update_estimate
 
 
@@ -107,7 +106,7 @@ def _path(A, B, G, steps, fixed) -> StoppingPath:
         left = d * jnp.sum(W[rows:] * G) / jnp.sum(G * G)  # tr(N_l)
         return (A_l / fixed.contraction, B_l / fixed.contraction, W), (W[:rows], jnp.mean(R * R), left)
 
-    _, (W, error, left) = lax.scan(step, vary(start, jnp.sum(A) + jnp.sum(B)), length=steps)
+    _, (W, error, left) = lax.scan(step, varying_like(start, jnp.sum(A) + jnp.sum(B)), length=steps)
     free = (n - d + left) / n
     # Below that, `free` is rounding of n, d and the trace.
     determined = free > jnp.finfo(A.dtype).eps ** 0.5

@@ -11,9 +11,8 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.linalg import matmul
+from eagle_jax.linalg import matmul, varying_like
 from eagle_jax.schedules import SETTLED, cycle
-from eagle_jax.spectral import vary
 from eagle_jax.update import update_energy
 
 Family = Literal["orthogonal", "columns", "rotated"]
@@ -88,5 +87,5 @@ def _polar(X):
         E, Q = update_energy(blocks[0], blocks[1], etas[i])
         return scales[i] ** 2 * E, scales[i] * Q
 
-    start = vary((matmul(X.T, X), jnp.eye(r, dtype=X.dtype)), X)
+    start = varying_like((matmul(X.T, X), jnp.eye(r, dtype=X.dtype)), X)
     return matmul(X, jax.lax.fori_loop(0, len(scales), step, start)[1])

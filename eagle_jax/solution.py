@@ -98,7 +98,7 @@ class DistributedStats(NamedTuple):
     """Measured during a distributed solve; the same on every machine.
 
     Attributes:
-      steps: Updates of A, on the machine that took most.
+      steps: of AVERAGING; else passes of refinement of A^u's pseudo-inverse, on the machine that took most.
       inner_steps: Krylov iterations.
       backward_error: as in `Stats`.
       norm: as in `Stats` for FACTORS; else of the machine with the largest one, a lower bound of ||A||.

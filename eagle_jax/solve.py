@@ -10,15 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eagle_jax import accelerated, averaging, derivatives, fallback, layered, machines, plain, sketched
+from eagle_jax import accelerated, averaging, derivatives, fallback, layered, local, machines, plain, sketched
 from eagle_jax.blocks import as_array, as_blocks, as_count, as_matrices, as_static, check_equal, lanes, mapped
-from eagle_jax.linalg import adjoint, epsilon, matmul, norm, power_of_two, real_dtype, safe_divide, times, times_powers
+from eagle_jax.linalg import (
+    adjoint,
+    epsilon,
+    matmul,
+    norm,
+    power_of_two,
+    real_dtype,
+    safe_divide,
+    times,
+    times_powers,
+    varying_like,
+)
 from eagle_jax.methods import auto
 from eagle_jax.methods.factor import Answer, Factor, default_rcond
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, LayerSteps, resolve
 from eagle_jax.sketch import Sketch
 from eagle_jax.solution import SketchedStats, Solution, Stats, Status
-from eagle_jax.spectral import condition_number, vary
+from eagle_jax.spectral import condition_number
 from eagle_jax.update import State
 
 
@@ -495,7 +506,7 @@ def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Setting
         )
     wide = A.shape[0] if C is None else C.shape[1]
     if 0 in (A.shape[0], B.shape[0], wide):
-        return machines.empty(jnp.zeros((B.shape[0], wide), A.dtype), A, B, axis_name)
+        return local.empty(jnp.zeros((B.shape[0], wide), A.dtype), A, B, axis_name)
     if A.shape[1] == 0:  # this machine has nothing to say, but takes part
         A, B = (jnp.zeros((x.shape[0], 1), x.dtype) for x in (A, B))
     if sketch is not None and A.shape[1] > 1:
@@ -554,6 +565,6 @@ def _trajectory(A, B, C, sketch: Sketch | None, steps, fixed) -> Trajectory:
         size = safe_divide(norm(state.C), norm(C))
         return iterate, (state.D, plain.stationarity(state), size, condition_number(state.A))
 
-    start = vary(start, jnp.sum(A) + jnp.sum(B) + jnp.sum(C))
+    start = varying_like(start, jnp.sum(A) + jnp.sum(B) + jnp.sum(C))
     final, (D, residual, C_norm, kappa) = lax.scan(step, start, length=steps)
     return Trajectory(D, residual, C_norm, kappa, look(final))

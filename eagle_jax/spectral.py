@@ -6,18 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.linalg import matmul, norm
+from eagle_jax.linalg import matmul, norm, varying_like
 
 _PROBES = 4
 _POWER_STEPS = 24
 # P(a standard normal is below 1e-3 in size) < 8e-4; for all four probes at once that is below 1e-12.
 _LEAST_OVERLAP = 1e-3
-
-
-def vary(tree, like):
-    """`tree` unchanged, but typed as computed from `like`: in shard_map a loop's carries must all vary alike."""
-    anchor = jnp.ravel(like)[0] > 0
-    return jax.tree.map(lambda x: jnp.where(anchor, x, x), tree)
 
 
 def rows(x, y):
@@ -46,7 +40,7 @@ def energy_bound(E):
         return w / size, log_size + jnp.log(size)
 
     start = jnp.asarray(probes, E.dtype)
-    carry = vary((start, jnp.zeros((_PROBES, 1), E.dtype)), E)
+    carry = varying_like((start, jnp.zeros((_PROBES, 1), E.dtype)), E)
     _, log_size = jax.lax.fori_loop(0, _POWER_STEPS, multiply, carry)
     ratio = jnp.exp((jnp.max(log_size) - math.log(_LEAST_OVERLAP)) / _POWER_STEPS)
     return frobenius * jnp.minimum(ratio, 1).astype(E.dtype)

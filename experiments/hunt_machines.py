@@ -6,6 +6,7 @@ Equal, uneven, missing, scaled and rank-deficient blocks of columns; W = B A⁺,
 than rows in B, which goes by A⁺ C. The rank is that of the factors, where these were used.
 """
 
+import itertools
 from functools import partial
 from typing import NamedTuple
 
@@ -70,7 +71,7 @@ def deal(rng, d: int, n: int, machines: int, dtype: str, rcond: float | None) ->
     size = np.linalg.norm(B.astype(float)) * np.linalg.norm(Y) / np.linalg.norm(B @ Y)
     cases = case("W", W, B - W @ A, W, 1.0), case("D", Y, C - A @ Y, B @ Y, size)
     dealt = np.zeros((2, machines, max(d, 3), n), dtype)
-    for u, (start, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+    for u, (start, end) in enumerate(itertools.pairwise(cuts)):
         dealt[0, u, :d, : end - start], dealt[1, u, :3, : end - start] = A[:, start:end], B[:, start:end]
     return Dealt(dealt[0, :, :d], dealt[1, :, :3], C, *cases)
 
