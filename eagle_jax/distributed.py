@@ -3,13 +3,14 @@
 Both are thin: they cut A and B into column blocks and call `solve` or `estimate` with an axis name.
 """
 
+import math
 import re
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from eagle_jax import accelerated, averaging
 from eagle_jax.blocks import as_blocks, as_matrices, check_equal
@@ -20,16 +21,17 @@ from eagle_jax.solve import check_ridge, estimate, solve
 _AXIS = "machines"
 
 
-def solve_sharded(A, B, C, *, mesh: Mesh, axis: str, **options) -> Solution:
+def solve_sharded(A, B, C, *, mesh: Mesh, axis: str | tuple[str, ...], **options) -> Solution:
     """`solve` of global A and B whose columns are sharded over `axis` of `mesh`; the Solution is replicated.
 
-    Any number of columns: zero columns fill up the last shards. C is replicated. `options` are those of `solve`.
+    Any number of columns: zero columns fill up the last shards. C is replicated. `options` are those of `solve`. Arrays
+    that are somewhere else are brought to the mesh, whose axes may be of any type.
     """
     A, B, C = as_blocks(A, B, C)
     return _sharded(solve, (A, B), (C,), mesh, axis, options)
 
 
-def estimate_sharded(A, B, *, mesh: Mesh, axis: str, **options) -> Solution:
+def estimate_sharded(A, B, *, mesh: Mesh, axis: str | tuple[str, ...], **options) -> Solution:
     """`estimate` of global A and B, as `solve_sharded`."""
     A, B = as_matrices(A=A, B=B)
     check_equal("columns", "B", B.shape[1], "A", A.shape[1])
@@ -74,13 +76,18 @@ def _iterates(A, B, C, rounds, method, fixed):
     return jax.vmap(run, in_axes=(0, 0, None), axis_name=_AXIS)(A, B, C)[0]
 
 
-def _sharded(function, sharded, replicated, mesh: Mesh, axis: str, options):
-    if axis not in mesh.axis_names:
-        raise ValueError(f"axis={axis!r} is not an axis of the mesh; expected one of {mesh.axis_names}")
-    padding = -sharded[0].shape[1] % mesh.shape[axis]
+def _sharded(function, sharded, replicated, mesh: Mesh, axis: str | tuple[str, ...], options):
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    if not axes or not set(axes) <= set(mesh.axis_names):
+        raise ValueError(f"axis={axis!r} is not an axis of the mesh; expected one of {mesh.axis_names}, or some of them")
+    padding = -sharded[0].shape[1] % math.prod(mesh.shape[a] for a in axes)
     sharded = [jnp.pad(x, ((0, 0), (0, padding))) if padding else x for x in sharded]
+    if AxisType.Explicit in mesh.axis_types:
+        columns, everywhere = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in ((None, axes), ()))
+        sharded = [jax.sharding.reshard(x, columns) for x in sharded]
+        replicated = tuple(jax.sharding.reshard(x, everywhere) for x in replicated)
     arrays, static = _split(options)
-    return _run_sharded(function, tuple(sharded), replicated, arrays, mesh, axis, static)
+    return _run_sharded(function, tuple(sharded), replicated, arrays, mesh, axes, static)
 
 
 def _split(options):
@@ -92,11 +99,11 @@ def _split(options):
 
 
 @partial(jax.jit, static_argnums=(0, 4, 5, 6))
-def _run_sharded(function, sharded, replicated, arrays, mesh: Mesh, axis: str, static):
-    columns, everywhere = PartitionSpec(None, axis), PartitionSpec()
+def _run_sharded(function, sharded, replicated, arrays, mesh: Mesh, axes: tuple[str, ...], static):
+    columns, everywhere = PartitionSpec(None, axes), PartitionSpec()
 
     def run(sharded, replicated, arrays):
-        return function(*sharded, *replicated, axis_name=axis, **arrays, **dict(static))
+        return function(*sharded, *replicated, axis_name=axes, **arrays, **dict(static))
 
     specs = (columns, everywhere, everywhere)
     return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=everywhere)(sharded, replicated, arrays)
