@@ -11,7 +11,7 @@ from jax import lax
 from eagle_jax import plain
 from eagle_jax.accelerated import inconsistency, scanned
 from eagle_jax.certificate import Errors, judge
-from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, worst
+from eagle_jax.linalg import matmul, norm, power_of_two, safe_divide, varying_like, worst
 from eagle_jax.local import Local, local_data
 from eagle_jax.machines import Peers
 from eagle_jax.schedules import FixedSteps
@@ -92,7 +92,7 @@ def _average_step(move, blocks, settled, *, peers: Peers, fixed: FixedSteps, fre
         return (A / fixed.contraction, B / fixed.contraction, *rest), settled
 
     def keep(blocks):
-        return tuple(move(*blocks, *constants, reduce=peers.mean, frozen=True)), jnp.asarray(True)
+        return tuple(move(*blocks, *constants, reduce=peers.mean, frozen=True)), settled | True
 
     return lax.cond(settled, keep, condition, blocks) if freeze else condition(blocks)
 
@@ -114,8 +114,8 @@ def _averaged_solve(local: Local, C, step, fixed: FixedSteps) -> Averaged:
         return Errors(error, error), jnp.asarray(False)
 
     D = jnp.zeros((local.B.shape[0], C.shape[1]), C.dtype)
-    blocks = local.machine.A / size, local.B / size, C, D
-    start = Averaging(blocks, jnp.ones_like(size_C), jnp.asarray(False))
+    C, D, *rest = varying_like((C, D, jnp.ones_like(size_C), jnp.asarray(False)), local.size, local.size_B)
+    start = Averaging((local.machine.A / size, local.B / size, C, D), *rest)
     return Averaged(start, advance, measure, lambda it: it.blocks[3], local.A_scale / local.B_scale / C_scale)
 
 
@@ -134,10 +134,9 @@ def _averaged_estimate(local: Local, peers: Peers, step) -> Averaged:
         errors = judge(local.size, norm(W, -1), local.size_B, size_R, jnp.inf, jnp.inf)
         return errors, worst(it.moved) <= 8 * jnp.finfo(W.dtype).eps
 
-    W = jnp.zeros((B.shape[0], machine.A.shape[0]), B.dtype)
-    start = Averaging(
-        (machine.A / machine.size, B / machine.size, W), jnp.ones(B.shape[0], B.dtype), jnp.asarray(False)
-    )
+    W, *rest = jnp.zeros((B.shape[0], machine.A.shape[0]), B.dtype), jnp.ones(B.shape[0], B.dtype), jnp.asarray(False)
+    W, *rest = varying_like((W, *rest), local.size, local.size_B)
+    start = Averaging((machine.A / machine.size, B / machine.size, W), *rest)
     return Averaged(start, advance, measure, lambda it: it.blocks[2], local.A_scale / local.B_scale)
 
 

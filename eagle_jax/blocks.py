@@ -1,11 +1,13 @@
 """The block matrix X = [[A, C], [B, D]] and the checks that can be made before tracing."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 _SUPPORTED = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 _WIDE = {np.dtype("float64"): "float32", np.dtype("complex128"): "complex64"}
@@ -117,8 +119,16 @@ def as_blocks(A, B, C, *, batched: bool = False) -> list[jax.Array]:
 
 
 def lanes(function, *arrays):
-    """function(*arrays) for matrices, mapped over leading dimensions, which broadcast; None is passed on."""
+    """function(*arrays) for matrices, mapped over leading dimensions, which broadcast; None is passed on.
+
+    What is inside chooses its own shardings, also where those of the arrays are part of their types.
+    """
     present = [x for x in arrays if x is not None]
+    types = sorted(map(jax.typeof, present), key=lambda t: (AxisType.Explicit in t.sharding.mesh.axis_types, t.ndim))
+    mesh, spec = types[-1].sharding.mesh, types[-1].sharding.spec
+    if AxisType.Explicit in mesh.axis_types:
+        out = NamedSharding(mesh, PartitionSpec(*spec[: types[-1].ndim - 2]))
+        return jax.sharding.auto_axes(partial(lanes, function), axes=mesh.axis_names, out_sharding=out)(*arrays)
     try:
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in present))
     except ValueError as error:

@@ -79,7 +79,9 @@ def _iterates(A, B, C, rounds, method, fixed):
 def _sharded(function, sharded, replicated, mesh: Mesh, axis: str | tuple[str, ...], options):
     axes = axis if isinstance(axis, tuple) else (axis,)
     if not axes or not set(axes) <= set(mesh.axis_names):
-        raise ValueError(f"axis={axis!r} is not an axis of the mesh; expected one of {mesh.axis_names}, or some of them")
+        raise ValueError(
+            f"axis={axis!r} is not an axis of the mesh; expected one of {mesh.axis_names}, or some of them"
+        )
     padding = -sharded[0].shape[1] % math.prod(mesh.shape[a] for a in axes)
     sharded = [jnp.pad(x, ((0, 0), (0, padding))) if padding else x for x in sharded]
     if AxisType.Explicit in mesh.axis_types:

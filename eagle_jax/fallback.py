@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from eagle_jax.linalg import varying_like
+
 # A batch's unanswered lanes go through the fallback this fraction of the batch at a time.
 _LANES = 16
 
@@ -22,7 +24,7 @@ def unless(answered, answer, fallback, *operands):
             *tied, _ = lax.optimization_barrier((*operands, carry[1]))
             return fallback(*tied), carry[1] | True
 
-        return lax.while_loop(lambda carry: ~carry[1], body, (answer, answered))[0]
+        return lax.while_loop(lambda carry: ~carry[1], body, varying_like((answer, answered), answer, operands))[0]
 
     @choose.def_vmap
     def _(size, batched, answered, answer, *operands):
@@ -39,7 +41,8 @@ def unless(answered, answer, fallback, *operands):
             answer = jax.tree.map(lambda old, new: old.at[lanes].set(new), answer, new)
             return answer, answered.at[lanes].set(True)
 
-        answer, _ = lax.while_loop(lambda carry: ~jnp.all(carry[1]), body, (answer, answered))
+        start = varying_like((answer, answered), answer, operands)
+        answer, _ = lax.while_loop(lambda carry: ~jnp.all(carry[1]), body, start)
         return answer, jax.tree.map(lambda _: True, answer)
 
     return choose(answered, answer, *operands)

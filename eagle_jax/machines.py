@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 
 from eagle_jax.linalg import varying_axes
 
@@ -78,3 +79,19 @@ class Alone(NamedTuple):
 
     def fold(self, key):
         return key
+
+
+def with_axes(function, axes, *arguments):
+    """function(*arguments), axes ((name, size), ...) known to it.
+
+    JAX does not tell the loops and branches in the rule of a custom_jvp of the axes of the vmap that it is under.
+    """
+    try:
+        for name, _ in axes:
+            lax.axis_size(name)
+        return function(*arguments)
+    except NameError:
+        pass
+    program, shape = jax.make_jaxpr(function, axis_env=list(axes), return_shape=True)(*arguments)
+    found = jaxpr_as_fun(program)(*jax.tree.leaves(arguments))
+    return jax.tree.unflatten(jax.tree.structure(shape), found)

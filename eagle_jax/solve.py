@@ -10,7 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eagle_jax import accelerated, averaging, derivatives, fallback, layered, local, machines, plain, sketched
+from eagle_jax import (
+    accelerated,
+    averaging,
+    derivatives,
+    fallback,
+    layered,
+    local,
+    machines,
+    plain,
+    shared_derivatives,
+    sketched,
+)
 from eagle_jax.blocks import as_array, as_blocks, as_count, as_matrices, as_static, check_equal, lanes, mapped
 from eagle_jax.linalg import (
     adjoint,
@@ -24,7 +35,7 @@ from eagle_jax.linalg import (
     times_powers,
     varying_like,
 )
-from eagle_jax.methods import auto
+from eagle_jax.methods import auto, merged
 from eagle_jax.methods.factor import Answer, Factor, default_rcond
 from eagle_jax.schedules import OPTIMAL, PAPER, FixedSteps, LayerSteps, resolve
 from eagle_jax.sketch import Sketch
@@ -339,7 +350,8 @@ def _dispatch(A, B, C, settings: Settings, sketch: Sketch | None, ridge, axis_na
         A, B = _with_ridge(A, B, ridge, axis_name)
     sketch = _useful(sketch, A)
     if axis_name is not None:
-        return _among_machines(A, B, C, sketch, axis_name, settings, acceleration)
+        axes = tuple((axis, lax.axis_size(axis)) for axis in machines.Peers.on(axis_name).axes)
+        return _among_machines(A, B, C, sketch, axes, settings, acceleration)
     return lanes(lambda A, B, C: _alone(A, B, C, sketch, settings), A, B, C)
 
 
@@ -397,16 +409,6 @@ def _with_tangent(value, blocks, factor: Factor | None, settings: Settings):
 def _with_tangent_jvp(settings, primals, tangents):
     _, blocks, factor = primals
     return _with_tangent(*primals, settings), _tangent(blocks, tangents[1], settings, factor)
-
-
-def _whole_estimate(settings: Settings):
-    """estimate(A, B) to full accuracy, with the cut-off that the caller chose."""
-
-    def estimate(A, B):
-        exact = Settings(32 * epsilon(A.dtype), settings.rcond, None, None)
-        return _alone(A, B, None, None, exact)
-
-    return estimate
 
 
 def _tangent(blocks, tangents, settings: Settings, factor: Factor | None = None):
@@ -488,7 +490,8 @@ def _factored(A, B, settings: Settings) -> Solution:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
-def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Settings, acceleration) -> Solution:
+def _among_machines(A, B, C, sketch: Sketch | None, axes, settings: Settings, acceleration) -> Solution:
+    axis_name = tuple(axis for axis, _ in axes)
     (rtol, rcond, limit), fixed = settings.limits(A), settings.schedule
     if isinstance(fixed, LayerSteps):
         if C is None:
@@ -522,12 +525,21 @@ def _among_machines(A, B, C, sketch: Sketch | None, axis_name, settings: Setting
 
 
 @_among_machines.defjvp
-def _among_machines_jvp(axis_name, settings, acceleration, primals, tangents):
+def _among_machines_jvp(axes, settings, acceleration, primals, tangents):
     *blocks, sketch = primals
-    solution = _among_machines(*blocks, sketch, axis_name, settings, acceleration)
-    peers = machines.Peers.on(axis_name)
-    J = derivatives.shared_pseudo_inverse(blocks[0], _whole_estimate(settings), peers)
-    return solution, derivatives.with_tangent(solution, derivatives.tangent(J, blocks, tangents[:3], peers))
+
+    def both(blocks, tangents):
+        solution = _among_machines(*blocks, sketch, axes, settings, acceleration)
+        A = blocks[0]
+        if solution.value.size == 0 or A.size == 0:
+            return solution, jnp.zeros_like(solution.value)
+        peers = machines.Peers(tuple(axis for axis, _ in axes))
+        finite = peers.all(jnp.all(jnp.isfinite(A)))
+        factor = merged.factor(lax.stop_gradient(jnp.where(finite, A, 0)), peers, settings.rcond).factor
+        return solution, jnp.where(finite, shared_derivatives.tangent(blocks, tangents, factor), jnp.nan)
+
+    solution, value = machines.with_axes(both, axes, blocks, list(tangents[:3]))
+    return solution, derivatives.with_tangent(solution, value)
 
 
 def _empty(value, A, B) -> Solution:
