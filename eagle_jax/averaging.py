@@ -73,7 +73,7 @@ def average(A, B, C, axis, rtol, rcond, limit, fixed: FixedSteps, freeze: bool) 
 def _drowned(local: Local, peers: Peers, steps, fixed: FixedSteps, rtol):
     """Whether rounding noise in a deficient machine's null space, which every Update raises, may have reached D."""
     A = local.machine.A
-    columns = jnp.sum(jnp.any(A != 0, axis=0))
+    columns = jnp.sum(jnp.any(A != 0, axis=0), dtype=jnp.int32)
     full = local.machine.rank == jnp.minimum(columns, A.shape[0])
     raised = jnp.finfo(A.dtype).eps * jnp.asarray(1 / fixed.contraction, A.dtype) ** steps.astype(A.dtype)
     return ~peers.all(full) & (raised**2 > rtol)  # D has it twice, through A and through B

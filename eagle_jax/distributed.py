@@ -154,7 +154,10 @@ class Ledger(NamedTuple):
     loops: list[list[Collective]]
 
 
-_COLLECTIVE = re.compile(r"= (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+_COLLECTIVE = re.compile(
+    r"= (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\((.*)"
+)
+_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]<=)")
 _SHAPE = re.compile(r"\b(f16|bf16|f32|f64|s32|s64|u32|u64|pred)\[([\d,]*)\]")
 _BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "s32": 4, "s64": 8, "u32": 4, "u64": 8, "pred": 1}
 
@@ -175,8 +178,14 @@ def ledger(compiled) -> Ledger:
 
 
 def _collective(match) -> Collective:
-    shapes = [(kind, _product(sizes)) for kind, sizes in _SHAPE.findall(match.group(1))]
-    return Collective(match.group(2), sum(n for _, n in shapes), sum(_BYTES[kind] * n for kind, n in shapes))
+    result, kind, rest = match.groups()
+    groups = _GROUPS.search(rest)
+    # What is gathered has a part of every machine in it.
+    parts = 1
+    if kind == "all-gather" and groups:
+        parts = len(groups[1].split(",")) if groups[1] else int(groups[2])
+    sizes = [(dtype, _product(sizes) // parts) for dtype, sizes in _SHAPE.findall(result)]
+    return Collective(kind, sum(n for _, n in sizes), sum(_BYTES[dtype] * n for dtype, n in sizes))
 
 
 def _product(sizes: str) -> int:
