@@ -154,9 +154,8 @@ class Ledger(NamedTuple):
     loops: list[list[Collective]]
 
 
-_COLLECTIVE = re.compile(
-    r"= (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\((.*)"
-)
+_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+_COLLECTIVE = re.compile(rf"= (.+?) ({_KINDS})(?:-start)?\((.*)")
 _GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]<=)")
 _SHAPE = re.compile(r"\b(f16|bf16|f32|f64|s32|s64|u32|u64|pred)\[([\d,]*)\]")
 _BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "s32": 4, "s64": 8, "u32": 4, "u64": 8, "pred": 1}

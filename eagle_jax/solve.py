@@ -104,8 +104,9 @@ def solve(
       ridge: lambda, at least 0: W minimises ||W A - B||^2 + lambda ||W||^2, and `value` is W C. May be traced, and
         differentiated where it is not 0; in a batch one number, or one for each A.
       axis_name: inside `shard_map` or `vmap` over an axis of that name, A and B are this machine's columns of the whole
-        A and B, C is replicated, and so are the results. Only blocks of the size of C and D cross machines, or half
-        a d x d matrix where that takes fewer floats. `stats` is a `DistributedStats`; max_steps counts rounds.
+        A and B, C is replicated, and so are the results. Only blocks of the size of C and D cross machines, or
+        triangles of d (d + 1) / 2 floats where these are fewer or B is not W A. `stats` is a `DistributedStats`;
+        max_steps counts rounds. Several axes are a tuple. Derivatives are NaN where rcond drops more than rounding.
       acceleration: with axis_name only. "none" and "freeze" are the paper's averaging, for B = W A (else the status is
         INCONSISTENT), and the only ones that take a plain schedule; "krylov" reaches its limit in fewer rounds; "auto"
         is right for all data. Machines that sketch average: there "auto" is "none".
