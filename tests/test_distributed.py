@@ -358,7 +358,7 @@ def test_messages():
         eagle_jax.solve_workers(A, B, C, acceleration="fast")
     with pytest.raises(ValueError, match='use acceleration="none" or "freeze"'):
         eagle_jax.solve_workers(A, B, C, schedule="paper")
-    with pytest.raises(ValueError, match="axis='y' is not an axis of the mesh; expected one or some of"):
+    with pytest.raises(ValueError, match="axis='y' is not an axis of the mesh; expected one of"):
         eagle_jax.solve_sharded(A[0], B[0], C, mesh=mesh_of(2), axis="y")
     with pytest.raises(ValueError, match="A_blocks has 3 machines and B_blocks 2"):
         eagle_jax.solve_workers(A, B[:2], C)
