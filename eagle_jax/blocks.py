@@ -1,7 +1,7 @@
 """The block matrix X = [[A, C], [B, D]] and the checks that can be made before tracing."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -128,7 +128,8 @@ def lanes(function, *arrays):
     mesh, spec = types[-1].sharding.mesh, types[-1].sharding.spec
     if AxisType.Explicit in mesh.axis_types:
         out = NamedSharding(mesh, PartitionSpec(*spec[: types[-1].ndim - 2]))
-        return jax.sharding.auto_axes(partial(lanes, function), axes=mesh.axis_names, out_sharding=out)(*arrays)
+        inside: Any = jax.sharding.auto_axes(partial(lanes, function), axes=mesh.axis_names, out_sharding=out)
+        return inside(*arrays)
     try:
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in present))
     except ValueError as error:

@@ -404,16 +404,16 @@ def test_gradients_of_simulated_machines_are_those_of_one(x64, rank):
     B, C, G = (jnp.asarray(rng.standard_normal(shape)) for shape in ((3, 6), (4, 2), (3, 2)))
 
     def loss(solve, A, B, C):
-        return jnp.sum(solve(A, B, C).value * G)
+        return jnp.sum(solve(A, B, C) * G)
 
     def together(A, B, C):
-        return eagle_jax.solve_workers(*(jnp.stack(jnp.split(x, 2, axis=1)) for x in (A, B)), C)
+        A, B = (jnp.stack(jnp.split(x, 2, axis=1)) for x in (A, B))
+        return eagle_jax.solve_workers(A, B, C).value
+
+    def alone(A, B, C):
+        return B @ jnp.linalg.pinv(A) @ C if rank == 4 else eagle_jax.solve(A, B, C).value
 
     found = jax.jit(jax.grad(partial(loss, together), argnums=(0, 1, 2)))(A, B, C)
-    if rank == 4:
-        alone = lambda A, B, C: eagle_jax.Solution(B @ jnp.linalg.pinv(A) @ C, None, None)  # noqa: E731
-    else:
-        alone = eagle_jax.solve
     for x, y in zip(found, jax.grad(partial(loss, alone), argnums=(0, 1, 2))(A, B, C), strict=True):
         assert error(x, np.asarray(y)) < 1e-9
 
