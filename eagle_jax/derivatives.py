@@ -23,11 +23,8 @@ import numpy as np
 from jax import lax
 
 from eagle_jax.linalg import adjoint, epsilon, matmul, norm, power_of_two, times, varying_like
-from eagle_jax.machines import Peers
 from eagle_jax.methods.factor import Factor
 from eagle_jax.solution import Solution
-
-# ---- on one machine ------------------------------------------------------------------------------------------------
 
 
 def whole_tangent(blocks, tangents, factor: Factor):
@@ -135,36 +132,6 @@ def stein(M, N, start):
         lambda _, rhs: solve(M, N, rhs),
         lambda _, rhs: solve(M.mT, N.mT, rhs),
     )
-
-
-# ---- among machines ------------------------------------------------------------------------------------------------
-
-
-def tangent(J, blocks, tangents, peers: Peers):
-    """dD; or dW if C is None. A, B and the rows of J are this machine's; C and the result are everybody's."""
-    A, B, C = blocks
-    dA, dB, dC = tangents
-    if C is None:
-        d = A.shape[0]
-        C, dC = jnp.eye(d, dtype=A.dtype), jnp.zeros((d, d), A.dtype)
-    W, Y = peers.sum(matmul(B, J)), matmul(J, C)
-    outside, inverse = C - peers.sum(matmul(A, Y)), peers.sum(matmul(adjoint(J), Y))
-    R = B - matmul(W, A)
-    parts = matmul(dB - matmul(W, dA), Y) + matmul(matmul(W, adjoint(J)), matmul(adjoint(dA), outside))
-    return peers.sum(parts + matmul(R, matmul(adjoint(dA), inverse))) + matmul(W, dC)
-
-
-def shared_pseudo_inverse(A, estimate, peers: Peers):
-    """This machine's rows of the pseudo-inverse of all machines' columns together.
-
-    A^T (A A^T)^+, and two Newton-Schulz steps J (2 I - A J) against the squared condition number in it.
-    """
-    J = matmul(adjoint(A), estimate(peers.sum(matmul(A, adjoint(A))), jnp.eye(A.shape[0], dtype=A.dtype)).value)
-    for _ in range(2):
-        J = 2 * J - matmul(J, peers.sum(matmul(A, J)))
-    left = matmul(peers.sum(matmul(A, J)), A) - A
-    wrong = peers.sum(norm(left) ** 2) > 1e-6 * peers.sum(norm(A) ** 2)
-    return jnp.where(wrong, jnp.nan, J)
 
 
 def with_tangent(solution: Solution, value) -> Solution:
