@@ -87,11 +87,11 @@ def answers(A, B, C, rcond):
 def run(cases: int, seed: int = 0, shapes=SHAPES, dtypes=("float32", "float64"), rconds=(None, 1e-3)) -> hunt.Tally:
     """Every program takes as many cases as the others; half of them are estimates."""
     rng, tally = np.random.default_rng(seed), hunt.Tally()
-    turns = [(*shape, dtype, rcond) for shape in shapes for dtype in dtypes for rcond in rconds]
-    for turn, (*shape, dtype, rcond) in enumerate(turns):
+    turns = [(shape, dtype, rcond) for shape in shapes for dtype in dtypes for rcond in rconds]
+    for turn, ((d, n, machines), dtype, rcond) in enumerate(turns):
         drawn = []
         while 2 * len(drawn) < -(-(cases - tally.cases) // (len(turns) - turn)):
-            dealt = deal(rng, *shape, dtype, rcond)
+            dealt = deal(rng, d, n, machines, dtype, rcond)
             drawn += [dealt] if dealt is not None else []
         if not drawn:
             continue
@@ -100,8 +100,9 @@ def run(cases: int, seed: int = 0, shapes=SHAPES, dtypes=("float32", "float64"),
             stats = solution.stats
             known = [getattr(each, kind) for each in drawn]
             ranks = np.where(stats.rank < 0, [case.rank for case in known], stats.rank)
-            for case, *found in zip(known, np.asarray(solution.value), np.asarray(solution.status), ranks, strict=True):
-                hunt.judge(tally, case, *found)
+            found = zip(known, np.asarray(solution.value), np.asarray(solution.status), ranks, strict=True)
+            for case, value, status, rank in found:
+                hunt.judge(tally, case, value, status, rank)
         if len(turns) > 8:
             jax.clear_caches()
     return tally
