@@ -1,6 +1,6 @@
 """Random problems against an SVD: wrong answers that say CONVERGED, and easy problems that are flagged.
 
-    make hunt        (python -m experiments.hunt --cases=10000)
+    make hunt        (python -m experiments.hunt --cases=10000 --way=default)
 
 Shapes, ranks, spectra (geometric, two clusters, one gap), scales, graded rows, right-hand sides, precisions, complex
 data and rcond are drawn at random. Silent: CONVERGED with an error above 100 eps kappa (1 + kappa ||r|| / (||A||
@@ -51,7 +51,7 @@ def spectrum(rng, k: int, kappa: float) -> tuple[np.ndarray, str]:
     return np.r_[np.ones(k - low), np.full(low, 1 / kappa)], str(kind)
 
 
-def draw(rng, d: int, n: int, dtype: str, rcond: float | None) -> Case | None:
+def draw(rng, d: int, n: int, dtype: str, rcond: float | None, grading: bool = True) -> Case | None:
     """None where rcond cuts within a hundredth of a singular value, or where no singular value is left."""
     eps = float(np.finfo(dtype).eps)
     complex_ = np.issubdtype(dtype, np.complexfloating)
@@ -67,7 +67,7 @@ def draw(rng, d: int, n: int, dtype: str, rcond: float | None) -> Case | None:
     A = (U * s) @ V.conj().T
     consistent = rng.random() < 0.5
     # Scaling the rows of A scales the columns of W, if the rank is full.
-    graded = rcond is None and k == d <= n and rng.random() < 0.3
+    graded = grading and rcond is None and k == d <= n and rng.random() < 0.3
     grade = 2.0 ** rng.integers(-20, 20, d) if graded else np.ones(d)
     unit = 2.0 ** rng.integers(-60, 60)
     stored = (unit * grade[:, None] * A).astype(dtype)
@@ -110,24 +110,33 @@ def judge(tally: Tally, case: Case, W, status: int, rank: int) -> None:
         tally.ranks.append(about)
 
 
-@partial(jax.jit, static_argnums=2)
-def estimate(A, B, rcond):
-    return eagle_jax.estimate(A, B, rcond=rcond)
+@partial(jax.jit, static_argnums=(2, 3))
+def estimate(A, B, rcond, way="default"):
+    """Sketches: r is a third of the columns, and one key serves all problems."""
+    options: dict = {"schedule": "paper"} if way == "paper" else {}
+    if way == "sketched":
+        options = {"sketch": eagle_jax.Sketch(-(-A.shape[-1] // 3), jax.random.key(0))}
+    return eagle_jax.estimate(A, B, rcond=rcond, **options)
 
 
-def hunt(cases: int, seed: int = 0, shapes=SHAPES, dtypes=DTYPES) -> Tally:
-    """The cases are shared out among shapes, precisions and rcond; each of these is one compiled program."""
+def hunt(cases: int, seed: int = 0, shapes=SHAPES, dtypes=DTYPES, way: str = "default") -> Tally:
+    """The cases are shared out among shapes, precisions and rcond; each of these is one compiled program.
+
+    The paper's steps may give up on an easy problem; they and sketches know no rank, and judge rows by the longest.
+    """
     rng, tally = np.random.default_rng(seed), Tally()
-    turns = [(d, n, dtype, rcond) for d, n in shapes for dtype in dtypes for rcond in (None, 1e-1, 1e-3)]
+    rconds = (None, 1e-1, 1e-3) if way == "default" else (None,)
+    turns = [(d, n, dtype, rcond) for d, n in shapes for dtype in dtypes for rcond in rconds]
     for turn, (d, n, dtype, rcond) in enumerate(turns):
         drawn = []
         while len(drawn) < -(-(cases - tally.cases) // (len(turns) - turn)):
-            case = draw(rng, d, n, dtype, rcond)
+            case = draw(rng, d, n, dtype, rcond, way == "default")
             drawn += [case] if case is not None else []
         if not drawn:
             continue
-        W, status, stats = estimate(np.stack([c.A for c in drawn]), np.stack([c.B for c in drawn]), rcond)
-        for case, *found in zip(drawn, np.asarray(W), np.asarray(status), np.asarray(stats.rank), strict=True):
+        W, status, stats = estimate(np.stack([c.A for c in drawn]), np.stack([c.B for c in drawn]), rcond, way)
+        ranks = np.asarray(stats.rank) if way == "default" else [c.rank for c in drawn]
+        for case, *found in zip(drawn, np.asarray(W), np.asarray(status), ranks, strict=True):
             judge(tally, case, *found)
         if len(turns) > 8:  # programs are many small mappings of memory, of which a process may have 65 530
             jax.clear_caches()
@@ -147,7 +156,7 @@ def report(tally: Tally) -> str:
 def main(argv):
     common.begin(argv)
     jax.config.update("jax_enable_x64", True)
-    tally = hunt(_CASES.value, _SEED.value)
+    tally = hunt(_CASES.value, _SEED.value, way=_WAY.value)
     print(report(tally))
     raise SystemExit(bool(tally.silent or tally.flagged or tally.ranks))
 
@@ -155,4 +164,5 @@ def main(argv):
 if __name__ == "__main__":
     _CASES = flags.DEFINE_integer("cases", 10_000, "how many problems")
     _SEED = flags.DEFINE_integer("seed", 0, "of the random numbers")
+    _WAY = flags.DEFINE_enum("way", "default", ["default", "sketched", "paper"], "what answers")
     app.run(main)

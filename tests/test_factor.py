@@ -235,6 +235,13 @@ def test_a_small_hunt_finds_nothing(x64, cheap_compilation):
     assert tally.cases == 200 and not (tally.silent or tally.flagged or tally.ranks), hunt.report(tally)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["sketched", "paper"])
+def test_a_small_hunt_among_sketches_and_the_papers_steps(x64, way):
+    tally = hunt.hunt(200, seed=1, shapes=((9, 14),), dtypes=("float32", "float64"), way=way)
+    assert not tally.silent and (way == "paper" or not tally.flagged), hunt.report(tally)
+
+
 def test_the_hunt_sees_a_wrong_answer(x64):
     case = next(
         c for c in (hunt.draw(np.random.default_rng(s), 5, 5, "float64", None) for s in range(9)) if c is not None
