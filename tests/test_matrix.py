@@ -69,7 +69,7 @@ def exported(g):
     def call(*arrays):
         (b,) = jax.export.symbolic_shape("b")
         shapes = [jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype) for x in arrays]
-        return jax.export.deserialize(jax.export.export(jax.jit(jax.vmap(g)))(*shapes).serialize()).call(*arrays)
+        return jax.export.export(jax.jit(jax.vmap(g)))(*shapes).call(*arrays)
 
     return call
 
