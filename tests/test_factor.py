@@ -92,6 +92,14 @@ def test_truncation_is_as_accurate_as_what_it_keeps(x64, dtype):
     assert np.linalg.norm(np.asarray(W) - expected) <= 100 * np.finfo(dtype).eps * np.linalg.norm(expected)
 
 
+def test_a_large_rcond_below_all_singular_values(x64):
+    """(tau / s)^2 = 1/100 of the error is left by a pass of refinement: seven would not do."""
+    A, B = made(float, 2, 3, np.ones(1)), random(float, 2, 3)
+    W, status, _ = eagle_jax.estimate(A, B, rcond=0.1)
+    assert status == int(Status.CONVERGED)
+    np.testing.assert_allclose(W, B @ np.linalg.pinv(A), rtol=0, atol=1e-14)
+
+
 def test_triangles_are_solved_from_both_sides(x64):
     A = made(np.float64, 100, 130, np.geomspace(1, 1e-6, 100))
     core = factor.mixed(jnp.asarray(A))

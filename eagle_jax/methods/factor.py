@@ -52,6 +52,8 @@ from eagle_jax.schedules import SETTLE
 _PROBES = 4
 # Norms from probes may be too small by that.
 _CAUTION = 8
+# A pass leaves (τ/s)² < 1/_CAUTION² where s is not near τ: 2⁻⁵² takes nine.
+_MOST_PASSES = 12
 
 
 class Core(NamedTuple):
@@ -298,7 +300,7 @@ def _refined(correct, residual, explain, first, start, rtol) -> Refined:
 
     def more(carry):
         _, _, error, before, passes = carry
-        return (passes < 2) | ((error > 0.25 * rtol) & (error < 0.25 * before) & (passes < 8))
+        return (passes < 2) | ((error > 0.25 * rtol) & (error < 0.25 * before) & (passes < _MOST_PASSES))
 
     inf = jnp.full((), jnp.inf, real_dtype(start.dtype))
     rest = first, inf, inf, jnp.zeros((), jnp.int32)
