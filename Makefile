@@ -53,8 +53,9 @@ numerics: venv ## LAPACK's test ratios and NIST's regressions (experiments.numer
 bench: venv ## time the solver against the alternatives (experiments.bench.solve)
 	$(PY) -m experiments.bench.solve $(ARGS)
 
-hunt: venv ## random problems against an SVD: wrong answers that look right (experiments.hunt)
+hunt: venv ## random problems against an SVD, on one machine and on several: wrong answers that look right
 	$(PY) -m experiments.hunt $(ARGS)
+	$(PY) -m experiments.hunt_machines
 
 train: venv ## train every network of the paper (experiments.train), continuing where it stopped
 	$(PY) -m experiments.train --regime=all --ship $(ARGS)
