@@ -28,8 +28,8 @@ def test_readme_example(cheap_compilation):
 @pytest.mark.parametrize("name", PAGES)
 def test_commands_files_and_tests_exist(name):
     text = PAGES[name]
-    for module in re.findall(r"python -m experiments\.(\w+)", text):
-        source = (ROOT / "experiments" / f"{module}.py").read_text(encoding="utf-8")
+    for module in re.findall(r"python -m experiments\.(\w+(?:\.\w+)?)", text):
+        source = (ROOT / "experiments" / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         assert '__name__ == "__main__"' in source, module
     assert {
         target
