@@ -429,3 +429,12 @@ def test_second_derivatives_among_machines(x64):
     blocks_of = lambda x: jnp.stack(jnp.split(x, 2, axis=1))  # noqa: E731
     found = slope(lambda A: eagle_jax.estimate_workers(blocks_of(A), blocks_of(B)).value)
     assert error(found, np.asarray(slope(lambda A: B @ jnp.linalg.pinv(A)))) < 1e-9
+
+
+def test_the_gradient_of_data_with_nan_is_nan(x64, cheap_compilation):
+    A = np.random.default_rng(0).standard_normal((2, 3, 3))
+    B, C = np.ones((2, 1, 3)), np.ones((3, 1))
+    A[1, 0, 0] = np.nan
+    loss = lambda A, B: jnp.sum(eagle_jax.solve_workers(A, B, C).value)  # noqa: E731
+    for gradient in jax.grad(loss, argnums=(0, 1))(jnp.asarray(A), jnp.asarray(B)):
+        assert np.all(np.isnan(gradient))
